@@ -17,7 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from elastic.rendezvous import transitions
+from rendezvous_world import POLL_S, Machine
+
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node
@@ -28,7 +29,6 @@ from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 KEEP_ALIVE_S = 2.0
-POLL_S = 0.25
 PROBES_PER_KEEP_ALIVE = 8
 
 
@@ -104,24 +104,17 @@ class Door:
         return self.seen[key][1]
 
 
-@dataclass(eq=False)
-class Machine:
-    """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
+@dataclass(eq=False, kw_only=True)
+class StormMachine(Machine):
+    """A node in a storm."""
 
-    rendezvous: Rendezvous
     door: Door
     probes: ProbeExchange
-    is_frozen: bool = False
     is_busy: bool = False  # in a call, in which it may sleep
-    is_leaving: bool = False  # its workers have stopped, and it saves what they left behind
     saves: bool = False  # that state, because no other node goes on with it
-    holds: bool = False  # no other node has that
-    generation: Generation | None = None
     newest: int = 0  # the number of the last one that it entered
     trained: int = 0  # the one in which its newest state was made, which all members then had
     pace_s: float = POLL_S
-    stops_in: int = 0  # polls that its workers take to stop
-    stopping: int = 0
 
 
 class Storm(FakeClock):
@@ -135,7 +128,7 @@ class Storm(FakeClock):
         self.network = Network(random.Random(seed))
         self.folder = folder
         self.policy = GroupPolicy(min_nodes=1, max_nodes=size, last_call_s=1.0, timeout_s=1e9)
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, StormMachine] = {}
         self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
         self.trained = 0  # the last one of these that made a step
         self._memory = MemoryBackend()
@@ -157,7 +150,7 @@ class Storm(FakeClock):
     def later(self, seconds: float, event: Callable[[], None]) -> None:
         heappush(self._events, (self.now + seconds, next(self._numbers), event))
 
-    def every(self, seconds: Callable[[], float], machine: Machine, event: Callable[[], None]) -> None:
+    def every(self, seconds: Callable[[], float], machine: StormMachine, event: Callable[[], None]) -> None:
         """As long as the machine is there, and unless it is frozen."""
 
         def again() -> None:
@@ -187,13 +180,13 @@ class Storm(FakeClock):
             probes=probes,
             newest_generation=lambda: max(self.members, default=0),
         )
-        machine = self.machines[name] = Machine(rendezvous, door, probes)
+        machine = self.machines[name] = StormMachine(rendezvous, door=door, probes=probes)
         self.every(lambda: KEEP_ALIVE_S / BEATS_PER_KEEP_ALIVE, machine, lambda: self._beat(name))
         self.every(lambda: probes.interval_s, machine, lambda: self._probe(name))
         self.every(lambda: machine.pace_s, machine, lambda: self.call(name, self._poll))
         return name
 
-    def call(self, name: str, what: Callable[[str, Machine], None]) -> None:
+    def call(self, name: str, what: Callable[[str, StormMachine], None]) -> None:
         """Nothing, if the node is in a call. Where the place to meet fails, it is tried again."""
         machine = self.machines[name]
         if machine.is_busy:
@@ -206,23 +199,14 @@ class Storm(FakeClock):
         finally:
             machine.is_busy = False
 
-    def _poll(self, name: str, machine: Machine) -> None:
-        if machine.is_leaving:
-            return
-        if machine.stopping:
-            machine.stopping -= 1
-        elif machine.generation is not None:
-            watch = machine.rendezvous.watch()
-            if watch.open and watch.newcomers:
-                machine.rendezvous.close(transitions.NODE_JOINED, step=0, counts=False)
-            elif not watch.open:
-                machine.generation, machine.stopping = None, machine.stops_in
-        else:
-            machine.generation = machine.rendezvous.poll_join()
-            if machine.generation is not None:
-                self._entered(name, machine, machine.generation)
+    def _poll(self, name: str, machine: StormMachine) -> None:
+        before = machine.generation
+        machine.poll()
+        assert machine.over is None, machine.over
+        if machine.generation is not None and before is None:
+            self._entered(name, machine, machine.generation)
 
-    def _entered(self, name: str, machine: Machine, generation: Generation) -> None:
+    def _entered(self, name: str, machine: StormMachine, generation: Generation) -> None:
         """No number is given twice, and no node steps back."""
         number = generation.number
         assert self.members.setdefault(number, generation.members) == generation.members, number

@@ -15,7 +15,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from group_storm import KEEP_ALIVE_S, POLL_S, Machine, Storm
+from group_storm import KEEP_ALIVE_S, Storm, StormMachine
+from rendezvous_world import POLL_S
 
 from elastic.rendezvous import transitions
 
@@ -110,14 +111,14 @@ class RandomStorm:
         """The step of this failure is always a new one, so that no pause follows."""
         self.step += 1
 
-        def close(_name: str, machine: Machine) -> None:
+        def close(_name: str, machine: StormMachine) -> None:
             machine.rendezvous.close(transitions.FAILURE, step=self.step, counts=True)
             machine.generation = None
 
         self.storm.call(self.draw.choice(self.storm.training), close)
 
     def commit(self) -> None:
-        def report(_name: str, machine: Machine) -> None:
+        def report(_name: str, machine: StormMachine) -> None:
             found = machine.rendezvous.report_commit(self.committed + 1)
             self.committed = found.committed_step
 
@@ -130,7 +131,7 @@ class RandomStorm:
     def withdraw(self, name: str, took_s: float, *, is_kept: bool) -> None:
         """A node leaves, also one that waits, and saves what it has, if no other node has it."""
 
-        def withdraw(name: str, machine: Machine) -> None:
+        def withdraw(name: str, machine: StormMachine) -> None:
             machine.is_leaving = True
             self.storm.later(took_s, lambda: self._leave(name, machine))
             was_member = name in self.storm.group.member_ids
@@ -143,11 +144,11 @@ class RandomStorm:
 
         self.storm.call(name, withdraw)
 
-    def _leave(self, name: str, machine: Machine) -> None:
+    def _leave(self, name: str, machine: StormMachine) -> None:
         if self.storm.machines.get(name) is not machine:
             return
 
-        def leave(name: str, machine: Machine) -> None:
+        def leave(name: str, machine: StormMachine) -> None:
             self.saved = max(self.saved, machine.trained if machine.saves else 0)
             machine.holds = False
             machine.rendezvous.leave()
@@ -221,7 +222,7 @@ class RandomStorm:
 
     # Rest.
 
-    def _machine(self, names: list[str]) -> Machine:
+    def _machine(self, names: list[str]) -> StormMachine:
         return self.storm.machines[self.draw.choice(names)]
 
     def _hide(self) -> None:

@@ -26,7 +26,7 @@ class Machine:
     """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
 
     rendezvous: Rendezvous
-    reasons: list[str]
+    reasons: list[str] = field(default_factory=list)
     is_frozen: bool = False
     is_leaving: bool = False  # it has stopped its workers, and saves what they leave behind
     holds: bool = False  # no other node has that, and nothing has hidden this node from the others
