@@ -4,14 +4,13 @@ state-<version>.json   the newest number counts; the newest 16 are kept
 beats/<node>           the text of one node
 .elastic-<unique>      being written; after an hour every node may remove it
 
-On a full disk, a new version takes the room of an older one, which is left empty, and heartbeats
-are overwritten in place, so that the group goes on.
+On a full disk, a new version takes the room of an older one, which is removed, and heartbeats are
+overwritten in place, so that the group goes on.
 
 It needs a file system with hard links and atomic renames that all nodes share. A network file
 system may show old listings for seconds, and opening a file by its name asks the server. A version
-that was written survives a power cut. Where the newest one is torn all the same, the one before it
-counts, under the newest number: but only after the nodes that know the newest had the time to put
-it back.
+that was written survives a power cut, but on a disk that answers fsync without doing it: there the
+group may be damaged, which its reader says.
 """
 
 import contextlib
@@ -74,16 +73,13 @@ class DirectoryBackend:
             newest = max(self._newest[0], *self._versions(), 0)
             if newest != successor - 1 or not self._link(self._state(successor), value):
                 return False
-            # A process may sleep between the listing above and the link. If 16 newer versions are
-            # written meanwhile, the file of `successor` is deleted as too old, and the sleeper then
-            # creates it a second time. It recognises that by the distance to the newest version.
             versions = self._versions()
-            if max(versions, default=0) >= successor + KEPT_VERSIONS:
-                self._state(successor).unlink(missing_ok=True)
-                return False
             for old in sorted(versions)[:-KEPT_VERSIONS]:
                 self._state(old).unlink(missing_ok=True)
-            return True
+            # A process may sleep between the listing above and the link. If newer versions are
+            # written meanwhile, the file of `successor` may be deleted as too old, and the sleeper
+            # then creates it a second time. So where there is a newer one the outcome is unknown.
+            return max(versions, default=successor) == successor
 
     def show(self, node_id: str, text: str) -> None:
         with self._failures("write a heartbeat"):
@@ -161,21 +157,18 @@ class DirectoryBackend:
             except FileNotFoundError:
                 return False
             except OSError as error:
-                if error.errno not in FULL or not self._empty_oldest():
+                if error.errno not in FULL or not self._remove_oldest():
                     raise
 
-    def _empty_oldest(self) -> bool:
+    def _remove_oldest(self) -> bool:
         """Take the room of the oldest version, if there is one before the newest.
 
-        One after another, so that no other file takes room that is not needed yet. Their names
-        stay, by which a process that has slept sees that it is late.
+        One after another, so that no other file takes room that is not needed yet.
         """
-        for version in sorted(self._versions())[:-1]:
-            path = self._state(version)
-            if path.lstat().st_size:
-                cut(path, 0)
-                return True
-        return False
+        older = sorted(self._versions())[:-1]
+        if older:
+            self._state(older[0]).unlink(missing_ok=True)
+        return bool(older)
 
     def _replace(self, target: Path, value: bytes) -> None:
         try:
