@@ -2,11 +2,11 @@
 
 from typing import NoReturn
 
-from elastic.system import interrupt
+from elastic.system import stop_signals
 
 
 def command() -> NoReturn:
-    interrupt.end_at_once()
+    stop_signals.end_at_once()
     from elastic import cli
 
     cli.command()

@@ -1,15 +1,21 @@
-"""An agent reads the errors that its workers left, and leaves out files that are damaged."""
+"""An agent reads the errors that its workers left, and leaves out files that are damaged. The line
+of the user's own code is found in the traceback of any error.
+"""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from elastic.agent.decide import WorkerExit
 from elastic.agent.own_failures import first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die
+from elastic.system import worker_error
+from elastic.system.untrusted import decode
 from elastic.system.worker_error import QUOTED, WorkerError, read_errors, write_error
 from elastic.worker.main import of_victim, report_error
 
@@ -52,3 +58,42 @@ def test_a_victim_says_one_sentence_and_marks_its_collective():
         f"{QUOTED}[pair.cc:545] Read error: Connection reset by peer",
         f"{QUOTED}GLHF!",
     ]
+
+
+def test_the_users_innermost_line_is_found_among_libraries():
+    """The library calls a function of the recipe through torch, and refuses what it does."""
+
+    def refuse():
+        decode(int, "no number", what="a number")
+
+    module = torch.nn.Module()
+    module.forward = refuse
+    try:
+        module()
+    except ValueError as error:
+        found = worker_error.own_line(error.__traceback__)
+    line = refuse.__code__.co_firstlineno + 1
+    assert found == f'  at {__file__}:{line}: decode(int, "no number", what="a number")'
+
+
+def test_an_error_without_a_line_of_the_users_shows_none():
+    assert worker_error.own_line(None) == ""
+
+
+def failing_group(**settings):
+    torch.distributed.init_process_group("gloo", **settings)
+
+
+def test_a_process_group_of_the_users_is_known_by_its_traceback(monkeypatch):
+    """torch says only which variable it lacks. One that this library opens is no mistake of the
+    recipe's, nor is an error that comes from somewhere else.
+    """
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="RANK") as raised:
+        failing_group()
+    assert worker_error.opens_group(raised.tb)
+    monkeypatch.setattr(worker_error, "_LIBRARY", str(Path(__file__).parent))
+    assert not worker_error.opens_group(raised.tb)
+    with pytest.raises(ZeroDivisionError) as raised:
+        1 / 0  # noqa: B018
+    assert not worker_error.opens_group(raised.tb)
