@@ -1,22 +1,19 @@
 """A state is trained further on the data that it was trained on, or not at all."""
 
 from dataclasses import replace
+from functools import partial
 
+import orders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.data.record import check_beginning, check_ranks, check_resume, has_same_steps, parse, record_of
-from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
 
-SAMPLES, BATCH = 24, 8
+SAMPLES = 24
+order_of = partial(orders.order_of, samples=SAMPLES)
 SPLIT = {"dataset.indices": "aa", "dataset.dataset.tensors[0]": "bb"}
-
-
-def order_of(samples=SAMPLES, **arguments):
-    chosen = {"epochs": None, "steps": None, "tail": "drop", "weights": None, "order": None} | arguments
-    return Sampling(**chosen).order_of(samples=samples, seed=1, global_batch=BATCH, shards=4)
 
 
 def beside(order, step):

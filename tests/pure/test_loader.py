@@ -8,24 +8,25 @@ import os
 import random
 import re
 import traceback
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from orders import order_of
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader, for_copy, to_device
 from elastic.data.loading_processes import LoadingError
-from elastic.data.order import SampleOrder, Tail
-from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
 from elastic.reduce.tree import span
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PATIENCE_S = 240.0
-ORDER = SampleOrder(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
+in_order = partial(order_of, 22, seed=11, tail="pad")
+ORDER = in_order(epochs=2)
 
 
 class Augmented(Dataset):
@@ -74,7 +75,7 @@ def test_ranks_load_from_any_step_what_one_rank_loads(choice, world_size, worker
     """In this process or in others, augmentation included, across epochs and padding."""
     order = {
         "permutation": lambda: ORDER,
-        "order": lambda: in_order(shuffled, epochs=3),
+        "order": lambda: in_order(order=shuffled, epochs=3),
         "weights": lambda: in_order(weights=range(ORDER.samples), steps=7),
     }[choice]()
     whole = [plain(batch) for batch in batches_of(Augmented(), order=order)]
@@ -136,7 +137,7 @@ def test_a_sample_that_an_epoch_draws_again_is_augmented_anew(workers):
     """Balanced classes draw the rare samples often, and the same noise each time would be no
     augmentation. The first draw has the noise that it has in a permutation.
     """
-    order = in_order(lambda epoch: [3, 3, 4, 3, 5, 4, 3, 6] * 2, epochs=1)
+    order = in_order(order=lambda epoch: [3, 3, 4, 3, 5, 4, 3, 6] * 2, epochs=1)
     loader = Loader(dataset=Augmented(), order=order, device=CPU, workers=workers)
     batches = [batch for step in loader.steps_of(lambda _step: range(ORDER.shards), 1) for batch in step]
     noises = {}
@@ -149,13 +150,6 @@ def test_a_sample_that_an_epoch_draws_again_is_augmented_anew(workers):
     assert noises[3][0] == Augmented()[3]["noise"][1]
     draws = [tuple(row) for batch in batches for row in batch.uniform(1).tolist()]
     assert len(set(draws)) == 16
-
-
-def in_order(order=None, *, weights=None, epochs=None, steps=None):
-    chosen = Sampling(epochs=epochs, steps=steps, tail="pad", weights=weights, order=order)
-    return chosen.order_of(
-        samples=ORDER.samples, seed=ORDER.seed, global_batch=ORDER.global_batch, shards=ORDER.shards
-    )
 
 
 class Sentences(Dataset):

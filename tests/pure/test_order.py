@@ -2,15 +2,16 @@
 
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 from math import frexp
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from orders import order_of
 
 from elastic.data.order import WEIGHT_BITS, SampleOrder, Tail
 from elastic.data.random_keys import bits, key
-from elastic.data.sampling import Sampling
 from elastic.reduce.tree import span
 
 FROZEN = {
@@ -29,10 +30,8 @@ def orders(draw):
     global_batch = shards * draw(st.integers(1, 4))
     samples = draw(st.integers(global_batch if tail == "drop" else 1, 60))
     length = draw(st.builds(dict, epochs=st.integers(1, 3)) | st.builds(dict, steps=st.integers(1, 40)))
-    chosen = {"epochs": None, "steps": None} | length
-    return Sampling(**chosen, tail=tail, weights=None, order=None).order_of(
-        samples=samples, seed=draw(st.integers(0, 2**64)), global_batch=global_batch, shards=shards
-    )
+    seed = draw(st.integers(0, 2**64))
+    return order_of(samples, seed=seed, global_batch=global_batch, shards=shards, tail=tail, **length)
 
 
 def twin(order, epoch):
@@ -79,11 +78,7 @@ def global_batch(order, step):
 SEED, SAMPLES, BATCH = 5, 17, 6
 
 
-def chosen(**arguments):
-    sampling = Sampling(
-        **{"epochs": None, "steps": None, "tail": "drop", "weights": None, "order": None} | arguments
-    )
-    return sampling.order_of(samples=SAMPLES, seed=SEED, global_batch=BATCH, shards=3)
+chosen = partial(order_of, SAMPLES, seed=SEED, global_batch=BATCH, shards=3)
 
 
 @given(st.data())

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from orders import order_of
 
-from elastic.data.order import SORTED_UP_TO, Tail
+from elastic.data.order import SORTED_UP_TO
 from elastic.data.random_keys import MASK, Permutation, bits, key, keyed_permutation
-from elastic.data.sampling import Sampling
 
 BILLION = 10**9
 FROZEN = [746330226, 154646065, 719308709, 848370109]
@@ -57,6 +57,5 @@ def test_the_numbers_are_what_they_always_were():
 
 @pytest.mark.parametrize("samples", [SORTED_UP_TO, SORTED_UP_TO + 1])
 def test_the_size_alone_decides_which_order_a_run_has(samples):
-    chosen = Sampling(epochs=None, steps=1, tail=Tail.DROP.value, weights=None, order=None)
-    order = chosen.order_of(samples=samples, seed=1, global_batch=8, shards=8)
+    order = order_of(samples, steps=1)
     assert isinstance(order.of_epoch(0), Permutation) == (samples > SORTED_UP_TO)

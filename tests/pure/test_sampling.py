@@ -5,20 +5,15 @@ import random
 import numpy as np
 import pytest
 import torch
+from orders import order_of
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elastic.data.data import Data, check_dataset
 from elastic.data.loader import Loader
-from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
 from elastic.train.run import Run
 
 SAMPLES = 20
-
-
-def order_of(samples=SAMPLES, **arguments):
-    chosen = {"epochs": None, "steps": None, "tail": "drop", "weights": None, "order": None} | arguments
-    return Sampling(**chosen).order_of(samples=samples, seed=1, global_batch=8, shards=4)
 
 
 @pytest.mark.parametrize(
