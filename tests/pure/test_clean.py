@@ -13,7 +13,8 @@ from pathlib import Path
 import fsspec
 import pytest
 from committed import commit_in
-from drawn_runs import IDENTITY, write_whole
+from drawn_runs import write_whole
+from records import IDENTITY
 from torch import nn
 
 from elastic.agent.run_directory import has_recorded_end

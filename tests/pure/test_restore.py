@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from committed import DATA, begin_run, commit_in, commit_state
-from records import IDENTITY
+from records import IDENTITY, LINK
 from steps import ALONE, groups_of
 from torch import nn
 
 from elastic.checkpoint.record import commit_name
 from elastic.config import identity
-from elastic.config.environment import AgentLink
 from elastic.config.parent import Parent
 from elastic.errors import ElasticError, NothingLoads, StateDoesNotFit, StoreFailed, UsageError
 from elastic.proof.agreement import Comparison
@@ -27,8 +26,6 @@ from elastic.train.state.candidates import RESTORES_OF_ONE_STATE
 from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
-
-LINK = AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader="")
 
 
 def model(value, width=2):

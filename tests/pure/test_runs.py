@@ -7,7 +7,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from drawn_runs import IDENTITY, write_whole
+from drawn_runs import write_whole
+from records import IDENTITY
 
 from elastic.cli import main
 from elastic.events import GenerationStarted
@@ -92,8 +93,8 @@ def test_the_size_counts_each_file_once_and_no_run_within(tmp_path, listed):
     [
         IDENTITY.to_json()[:40],
         b"[1, 2]",
-        IDENTITY.to_json().replace(b'"seed": 0', b'"seed": "zero"'),
-        IDENTITY.to_json().replace(b'"seed": 0', b'"seed": 0, "precision": "bf16"'),
+        IDENTITY.to_json().replace(b'"seed": 1', b'"seed": "zero"'),
+        IDENTITY.to_json().replace(b'"seed": 1', b'"seed": 1, "precision": "bf16"'),
     ],
 )
 def test_a_damaged_run_says_so_and_the_others_are_listed(text, tmp_path, listed, capsys):

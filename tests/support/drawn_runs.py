@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from logged import logged
+from records import IDENTITY
 
-from elastic.config.identity import Identity
 from elastic.events import Event
 from elastic.observe import metrics_files
 from elastic.observe.logged_event import LoggedEvent
@@ -25,17 +25,6 @@ from elastic.report.page import page_of
 
 BEGAN = 1_790_000_000.0
 STEP_S = 0.25
-IDENTITY = Identity(
-    recipe="long.py",
-    recipe_sha256="0" * 64,
-    arguments=(),
-    seed=0,
-    global_batch=64,
-    shards=8,
-    torch="2.11.0",
-    device="cpu",
-    threads=1,
-)
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028<!--"
 
 Logged = list[LoggedEvent[Event]]

@@ -1,6 +1,7 @@
 """A valid identity and a valid commit record, from which tests of damage start."""
 
 from elastic.checkpoint.record import FORMAT, CommitRecord
+from elastic.config.environment import AgentLink
 from elastic.config.identity import Identity
 from elastic.config.parent import Ancestor, Parent
 
@@ -23,6 +24,7 @@ PARENT = Parent(
     entries=("model",),
     ancestors=(Ancestor(run_id="fedcba9876543210", step=7, digest="34" * 32),),
 )
+LINK = AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader="")
 RECORD = CommitRecord(
     format=FORMAT,
     run_id=IDENTITY.run_id,

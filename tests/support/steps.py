@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from records import LINK
 from torch.utils.data import TensorDataset
 
-from elastic.config.environment import AgentLink
 from elastic.data.loader import BatchLoader, Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import StatesDiffer
@@ -90,15 +91,7 @@ def auditor_of(
         loader=loader,
         state=state,
         clock=SystemClock(),
-        link=AgentLink(
-            pid=0,
-            node=f"node{member.rank}",
-            run_dir="",
-            generation=1,
-            control_page="",
-            uploader="",
-            divergence=redo,
-        ),
+        link=replace(LINK, node=f"node{member.rank}", divergence=redo),
         compare=compare,
         log=None if member.rank else log,
     )
