@@ -27,7 +27,7 @@ from elastic.config.options import (
     values_of,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
-from elastic.system import stop_signals, supervisor
+from elastic.system import interrupt, supervisor
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.output import drop_unread, open_closed_streams, print_if_read
 from elastic.system.processes import die_with_parent
@@ -89,7 +89,7 @@ def command() -> NoReturn:
     It exits with `os._exit`: interpreter shutdown would spend half a second or more on taking torch
     down.
     """
-    stop_signals.end_at_once()
+    interrupt.end_at_once()
     open_closed_streams()
     code = main()
     for stream in (sys.stdout, sys.stderr):
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_if_read(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        print_if_read(stop_signals.SENTENCE, file=sys.stderr)
-        return stop_signals.code_of(error)
+        print_if_read(interrupt.SENTENCE, file=sys.stderr)
+        return interrupt.code_of(error)
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
         # and would print a second error.
@@ -166,7 +166,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
         )
     page = LeavePage(options.grace_s)
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
-        stop_signals.end_at_once_by((signal.SIGTERM, *options.drain_signals))
+        interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         supervisor.supervise(page, options.drain_signals)
     environment.drop_variables_of_options()
     from elastic.agent import preflight
@@ -188,7 +188,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     with contextlib.closing(spawner):
         from elastic.agent.launch import launch
 
-        stop_signals.raise_from_here()
+        interrupt.raise_from_here()
         with open_monitors(options) as monitor:
             code = launch(options, spawner, monitor, page)
     drop_unread(sys.stdout)  # a closed terminal does not change how the training ended

@@ -2,11 +2,11 @@
 
 from typing import NoReturn
 
-from elastic.system import stop_signals
+from elastic.system import interrupt
 
 
 def command() -> NoReturn:
-    stop_signals.end_at_once()
+    interrupt.end_at_once()
     from elastic import cli
 
     cli.command()

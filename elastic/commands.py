@@ -26,7 +26,7 @@ from elastic.config.options import (
 )
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
-from elastic.system import stop_signals
+from elastic.system import interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 
@@ -111,7 +111,7 @@ def check(words: _Words) -> int:
     """Are a recipe's first steps the same with more workers, killed, drained and resumed?"""
     from elastic.check.command import run_check
 
-    stop_signals.raise_from_here()
+    interrupt.raise_from_here()
     environment.drop_variables_of_options()
     return run_check(
         CheckOptions(
@@ -151,7 +151,7 @@ def watch(words: _Words) -> int:
     """Where a run stands, live, in a terminal."""
     from elastic.report.watch import watch
 
-    stop_signals.raise_from_here()
+    interrupt.raise_from_here()
     with _looking():
         return watch(words.run, once=words.once)
 

@@ -27,7 +27,7 @@ from elastic.report.page import page_of
 from elastic.report.prometheus import RunSeries
 from elastic.report.views import looks
 from elastic.storage.remote import check_url
-from elastic.system import stop_signals
+from elastic.system import interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 
@@ -54,7 +54,7 @@ def serve(name: str, address: ListenAddress) -> int:
     """
     run, clock = RunDir.parse(name), SystemClock()
     check_url(run.url)
-    stop_signals.raise_from_here()
+    interrupt.raise_from_here()
     os.nice(_NICENESS)
     with closing(RunReader(run, points=MOST_POINTS)) as reader:
         try:  # a mistake in the name of the run is told here, and not in the browser

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from elastic.errors import EXIT_INTERRUPTED, CannotStart
-from elastic.system import stop_signals
+from elastic.system import interrupt, stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.processes import adopt_orphans, children, die_with_parent
@@ -77,7 +77,7 @@ def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
     """The line and the exit code for an agent that could not end by itself in time."""
     task = page.task or "its last step"
     if page.code is None:
-        return stop_signals.SENTENCE, stop_signals.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
+        return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
     if not page.known:
         return f"elastic-train: the end of {task} was not waited for", page.code
     reason = printable(str(page.reason))

@@ -34,7 +34,7 @@ from elastic.rendezvous.meeting_place import ALONE, Place, alone_backend
 from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
-from elastic.system import forked_child, stop_signals, worker_error
+from elastic.system import forked_child, interrupt, worker_error
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -125,7 +125,7 @@ def handle_ctrl_c() -> None:
 
 def _interrupted(_number: int, _frame: object) -> None:
     """In the loop the first Ctrl-C asks for a drain; any other one ends the process at once."""
-    sentence = stop_signals.SENTENCE
+    sentence = interrupt.SENTENCE
     for page, rank in _pages:
         is_in_loop = page.open_step(rank) is not None
         if is_in_loop and not page.drain:
@@ -136,7 +136,7 @@ def _interrupted(_number: int, _frame: object) -> None:
             sentence = "interrupted; the same command resumes from the newest checkpoint"
     _call(reversed([sys.stdout.flush, *_at_ctrl_c]))  # it may have come into the middle of a print
     _write(sentence)
-    os._exit(stop_signals.EXIT_CTRL_C)
+    os._exit(interrupt.EXIT_CTRL_C)
 
 
 def _write(line: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.agent.shutdown_request import SHORTEST_S, GivenUp, ShutdownRequest
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from elastic.system import stop_signals
+from elastic.system import interrupt
 from elastic.system.leave_deadline import OVERTIME_S, LeaveDeadline, LeavePage, Share
 from elastic.system.supervisor import last_word
 from elastic.testing.fakes import FakeClock
@@ -115,8 +115,8 @@ def test_a_call_that_hangs_is_given_up_with_its_share():
 def test_the_last_word_of_a_supervisor_never_promises_too_much():
     page, shutdown, clock = asked()
     page.signalled(signal.SIGTERM, clock.monotonic())
-    assert last_word(page, by_ctrl_c=True) == (stop_signals.SENTENCE, stop_signals.EXIT_CTRL_C)
-    assert last_word(page, by_ctrl_c=False) == (stop_signals.SENTENCE, EXIT_INTERRUPTED)
+    assert last_word(page, by_ctrl_c=True) == (interrupt.SENTENCE, interrupt.EXIT_CTRL_C)
+    assert last_word(page, by_ctrl_c=False) == (interrupt.SENTENCE, EXIT_INTERRUPTED)
     shutdown.begins()
     assert last_word(page, by_ctrl_c=False)[1] == EXIT_FAILED  # workers may have trained on
     shutdown.ends(12)

@@ -1,0 +1,65 @@
+"""As long as there is nothing to tidy up, Ctrl-C ends the command at once, with one line.
+
+SIGTERM, and each signal of --drain-signals, does the same to a command that trains, which then ends
+as an interrupted one: the signal's sender, such as a scheduler, gives the command again.
+
+A KeyboardInterrupt in the middle of an import shows the frames of the import, or is lost: libraries
+catch what their optional parts raise. Nothing can be done for the first moment of the interpreter,
+before it has read this file.
+"""
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NoReturn
+
+from elastic.errors import EXIT_INTERRUPTED
+from elastic.system import stop_signals
+
+EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
+SENTENCE = "elastic-train: interrupted before it trained anything; nothing is lost"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, or a warning of it, where Ctrl-C raises KeyboardInterrupt."""
+
+
+def end_at_once() -> None:
+    """From here on; unless this process ignores Ctrl-C, as a shell's background jobs do."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
+    """From here on, for a command that trains; unless this process ignores the signal, as `nohup`
+    has it ignore SIGHUP.
+    """
+    for number in numbers:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    stop_signals.unblock()
+
+
+def raise_from_here() -> None:
+    """There will be something to tidy up: a signal raises KeyboardInterrupt or Terminated, once."""
+    for number in stop_signals.ALL:
+        if signal.getsignal(number) is _end:
+            signal.signal(number, _raise)
+
+
+def code_of(raised: KeyboardInterrupt) -> int:
+    return EXIT_INTERRUPTED if isinstance(raised, Terminated) else EXIT_CTRL_C
+
+
+def _raise(number: int, _frame: object) -> NoReturn:
+    for each in stop_signals.ALL:  # nothing interrupts the tidying
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    with suppress(OSError):  # SIGHUP says that the terminal is closed
+        os.write(2, f"{SENTENCE}\n".encode())
+    os._exit(EXIT_CTRL_C if number == signal.SIGINT else EXIT_INTERRUPTED)
