@@ -23,7 +23,7 @@ from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
 from elastic.observe.series import LoggedValues
 from elastic.observe.step_columns import NO_STEPS, StepBatch, StepColumns, columns_of, joined
-from elastic.observe.step_line import NAMES, OwnFields, StepLine
+from elastic.observe.step_line import OwnFields, StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile
@@ -145,7 +145,7 @@ def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
             record = found.values
             lines.append(found)
         if with_values:
-            values.append({name: value for name, value in record.items() if name not in NAMES})
+            values.append(record)
     return StepBatch(lines=lines, values=values, num_unreadable=len(texts) - len(lines))
 
 

@@ -9,10 +9,12 @@ import math
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from elastic.observe.step_columns import Floats, Ints, StepBatch, StepColumns, known, number
+from elastic.observe.step_line import NAMES
 
 MOST_POINTS = 1500  # of one curve
 MOST_NAMES = 20  # of the recipe's values that have a curve
@@ -63,11 +65,11 @@ class LoggedValues:
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
 
     def add(self, batch: StepBatch) -> None:
-        for line, logged in zip(batch.lines, batch.values, strict=True):
-            for name, value in logged.items():
-                if name in self._at or len(self._at) < _MOST_KNOWN_NAMES:
-                    self._at[name].append(line.step)
-                    self._values[name].append(number(value))
+        for name in dict.fromkeys(chain.from_iterable(batch.values)):
+            if name not in NAMES and (name in self._at or len(self._at) < _MOST_KNOWN_NAMES):
+                of = [(line.step, logged[name]) for line, logged in batch.with_values() if name in logged]
+                self._at[name].extend(step for step, _ in of)
+                self._values[name].extend(number(value) for _, value in of)
 
     def curves(self, steps: StepColumns, most: int = MOST_POINTS) -> Curves:
         """steps: the same. most: points of each curve."""
@@ -104,7 +106,7 @@ def thinned(name: str, at: Ints, values: Floats, most: int, *, tells_gaps: bool 
     gaps = at[np.isnan(values)] if tells_gaps else at[:0]
     bucket = 1
     # Of each bucket at most three points stay.
-    while len(at) > most and len(np.unique(at // bucket)) > most // 3:
+    while len(at) > most and np.count_nonzero(np.diff(at // bucket)) >= most // 3:
         bucket *= 2
     if bucket > 1:
         kept = np.union1d(_ends(at // bucket, values), [len(at) - 1])

@@ -10,7 +10,7 @@ rank may have more to do.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +35,16 @@ _SIGMAS = 5.0
 class StepBatch:
     """Neighbouring lines as they were read.
 
-    values: of each line, what the recipe logged; empty where the reader was not asked for it.
+    values: of each line, all that it has by name; empty where the reader was not asked for it.
     num_unreadable: lines among these that are none of a step, as after damage on the disk.
     """
 
     lines: Sequence[OwnFields | StepLine]
     values: Sequence[Mapping[str, Any]] = ()
     num_unreadable: int = 0
+
+    def with_values(self) -> Iterator[tuple[OwnFields | StepLine, Mapping[str, Any]]]:
+        return zip(self.lines, self.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

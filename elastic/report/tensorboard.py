@@ -27,7 +27,7 @@ from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import StepBatch
-from elastic.observe.step_line import OwnFields, StepLine
+from elastic.observe.step_line import NAMES, OwnFields, StepLine
 from elastic.report.follower import Follower
 from elastic.system.clock import Clock
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole
@@ -61,7 +61,7 @@ class TensorBoardWriter:
         self._path = folder
 
     def add(self, steps: StepBatch) -> None:
-        for line, logged in zip(steps.lines, steps.values, strict=True):
+        for line, logged in steps.with_values():
             step, generation = line.step, line.generation
             if step <= self.written.step:
                 if generation <= self.written.generation:
@@ -146,7 +146,7 @@ def scalars_of(line: OwnFields | StepLine, logged: Mapping[str, Any]) -> Iterato
     if line.seconds is not None:
         yield "elastic/step_seconds", line.seconds
     yield "elastic/world_size", float(line.world_size)
-    yield from _numbers_in(logged, "", 0)
+    yield from _numbers_in({name: logged[name] for name in logged if name not in NAMES}, "", 0)
 
 
 def _numbers_in(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, float]]:

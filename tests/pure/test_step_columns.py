@@ -102,9 +102,12 @@ def batches_of(reader):
 def lines_of(batches):
     """All fields of all steps, with each value that a step logged."""
     return [
-        ([getattr(line, name) for name in NAMES if name != "loss"], repr((line.loss, dict(values))))
+        (
+            [getattr(line, name) for name in NAMES if name != "loss"],
+            repr((line.loss, {name: logged[name] for name in logged if name not in NAMES})),
+        )
         for batch in batches
-        for line, values in zip(batch.lines, batch.values, strict=True)
+        for line, logged in batch.with_values()
     ]
 
 
