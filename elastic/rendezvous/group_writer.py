@@ -13,10 +13,12 @@ It does not promise that a change is made once: one whose outcome is unknown is 
 transitions are such that this does no harm.
 """
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from zlib import crc32
 
@@ -26,7 +28,7 @@ from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import request_of
 from elastic.rendezvous.membership import width
 from elastic.rendezvous.observer import GroupObserver
-from elastic.system.untrusted import encode, fits, parse_number
+from elastic.system.untrusted import decode, encode
 
 CHANGE_TRIES = 200
 COMBINES_FROM = 7  # nodes; of fewer each writes for itself at once: `python benchmarks/scale.py`
@@ -49,9 +51,17 @@ class Verb(Enum):
     WITHDRAW = "withdraw"  # other members have the node's newest state
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """about: the group and generation in which the node wants it."""
+
+    verb: Verb
+    about: str
+    node: Node
+
+
 def request_text(verb: Verb, group: Group, node: Node) -> str:
-    """Short: it goes out with each heartbeat."""
-    return f"{verb.value} {_about(group)} {node.nproc} {node.port} {node.address}"
+    return json.dumps(encode(Request(verb=verb, about=_about(group), node=node)))
 
 
 def _about(group: Group) -> str:
@@ -74,30 +84,24 @@ def granted(
     about = _about(group)
     for name, text in sorted(requests.items()):
         match None if name in dead else _parsed(name, text, about):
-            case [Verb.JOIN, node]:
+            case Request(verb=Verb.JOIN, node=node):
                 group = transitions.join(group, node)
-            case [Verb.DONE, _]:
+            case Request(verb=Verb.DONE):
                 group = transitions.done(group, generation=group.generation, node_id=name)
-            case [Verb.WITHDRAW, _] if is_member:
+            case Request(verb=Verb.WITHDRAW) if is_member:
                 group = transitions.withdraw(group, name, alive=group.member_ids - dead, is_shared=True)
             case _:
                 pass
     return group
 
 
-def _parsed(name: str, text: str, about: str) -> tuple[Verb, Node] | None:
+def _parsed(name: str, text: str, about: str) -> Request | None:
     """None for another group, and for anything but a request: any process can write there."""
-    match text.split(" ", 4):
-        case [word, found, nproc_text, port_text, address] if found == about:
-            nproc, port = parse_number(nproc_text), parse_number(port_text)
-            verb = next((each for each in Verb if each.value == word), None)
-        case _:
-            return None
-    if verb is None or nproc is None or port is None:
-        return None
-    node = Node(id=name, address=address, nproc=nproc, port=port)
-    # With another one in the group, no node could read the group.
-    return (verb, node) if fits(encode(node), Node) else None
+    with suppress(ValueError):
+        request = decode(Request, text, what="request")
+        if request.about == about and request.node.id == name:
+            return request
+    return None
 
 
 class GroupWriter:

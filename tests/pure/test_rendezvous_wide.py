@@ -3,11 +3,13 @@
 What goes wrong with requests happens to the nodes of test_rendezvous_simulated.py.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hostile import spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 from rendezvous_world import World, parsed
@@ -17,6 +19,7 @@ from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.group_writer import Verb, granted, request_text
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
+from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 
 KEEP_ALIVE_S = 2.0
 
@@ -44,7 +47,6 @@ def test_each_node_watches_few_and_is_watched_by_as_many(count: int) -> None:
     assert not any(name in watched_by(name, nodes) for name in nodes)
 
 
-ABOUT = request_text(Verb.JOIN, Group(), Node(id="a", address="a", nproc=1)).split()[1]
 texts = st.text(alphabet="abc-.: é", min_size=1, max_size=5)
 nodes = st.builds(Node, id=texts, address=texts, nproc=st.integers(0, 99), port=st.integers(0, 65535))
 wished = st.tuples(st.sampled_from(Verb), st.integers(0, 3), nodes)
@@ -76,20 +78,18 @@ def test_one_version_has_what_nodes_would_write_one_by_one(
     assert granted(written, left, dead=dead, is_member=is_member) == written, "to ask twice is to ask once"
 
 
-@given(st.text(max_size=20) | st.lists(st.text(max_size=4), max_size=8).map(" ".join))
+GROUP = Group(settings=SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=3, keep_alive_s=2.0))
+WISH = request_text(Verb.JOIN, GROUP, Node(id="a", address="h", nproc=1))
+
+
+@given(st.text(max_size=20) | spoiled(json.loads(WISH)).map(json.dumps))
 def test_a_text_that_is_no_request_is_void(text: str) -> None:
-    """Any process can write there."""
-    assert granted(Group(), {"a": f"join {ABOUT} 1 0 a"}, dead=set()).waiting
-    hostile = (
-        "join 0 -1 0 a",
-        f"join 0 1 {10**19} a",
-        "end 0 1 0 a",
-        "join 0 1 0",
-        "join 0 1 65536 a",
-        "join 0 1 0 a\tb",
-    )
-    for each in (text, *(line.replace(" 0", f" {ABOUT}", 1) for line in hostile)):
-        assert granted(Group(), {"a": each}, dead=set()) == Group()
+    """Any process can write there; with a wrong node in the group, none could read it."""
+    assert granted(GROUP, {"a": WISH}, dead=set()).waiting_ids == {"a"}
+    assert granted(GROUP, {"b": WISH}, dead=set()) == GROUP
+    found = granted(GROUP, {"a": text}, dead=set())
+    assert Group.parse(found.to_json()) == found
+    assert found.waiting_ids <= {"a"}
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _DRAFT = ".elastic-"
 # A draft, or of an id that addresses.new_node_id made: files of others may lie beside them.
 _OWN = re.compile(r"\.elastic-.+|.+-[0-9]+-[0-9a-f]{8}")
-_TEXT_LIMIT_BYTES = 4096
+_TEXT_LIMIT_BYTES = 16384
 
 
 class DirectoryBackend:
