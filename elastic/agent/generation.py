@@ -172,8 +172,7 @@ class NodeGeneration:
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
             now_s = parts.clock.monotonic()
             within_s = parts.shutdown.end_s(Share.GROUP, now_s, KILL_WAIT_S) - now_s
-            is_last = parts.shutdown.reason is not None
-            self.workers.kill(self._watchdog.error, is_last=is_last, within_s=within_s)
+            self.workers.kill(self._watchdog.error, within_s=within_s)
             self._keep_agreed_snapshots()
 
     def _keep_agreed_snapshots(self) -> None:

@@ -26,7 +26,7 @@ from elastic.errors import CannotStart
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.fork_protocol import Exited, FromServer, Ready, Refused, Started, StartRequest
-from elastic.system.processes import has_exited, start_ticks
+from elastic.system.processes import start_ticks
 from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
@@ -219,10 +219,6 @@ class Process:
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs."""
         return self.server.exit_code_of(self.pid)
-
-    def has_exited(self) -> bool:
-        """Also where the server has not reported it."""
-        return has_exited(self.pid) or not self._keeps_number()
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None and self._keeps_number():

@@ -39,10 +39,7 @@ from elastic.system.files import make_folders
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
-# For the fork server to report workers that have exited: a stopped server never does.
-# A node that leaves needs none any more.
-REPORT_WAIT_S, LAST_REPORT_WAIT_S = 3.0, 0.5
-TERMINATE_POLL_S = 0.1
+END_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,30 +129,26 @@ class NodeWorkers:
         for rank in self.running:
             self._processes[rank].send_signal(signal.SIGTERM)
         while self.running and self._parts.clock.monotonic() < deadline and not is_over():
-            self.wait(TERMINATE_POLL_S)
+            self.wait(END_POLL_S)
             self.poll()
 
-    def kill(
-        self, culprit: WorkerError | None, *, is_last: bool = False, within_s: float = KILL_WAIT_S
-    ) -> None:
+    def kill(self, culprit: WorkerError | None, *, within_s: float = KILL_WAIT_S) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited.
 
-        is_last: no workers of this node follow. within_s: then the parent of one that is still
-        there is killed as well.
+        within_s: then their parent is killed as well, which has not reported an exit: it is
+        stopped, or a device or a file system holds a worker.
         """
         self.poll()
         self.killed.update(self.running)
         for process in self._processes.values():
             process.kill()
-        began_s, report_s = self._parts.clock.monotonic(), LAST_REPORT_WAIT_S if is_last else REPORT_WAIT_S
+        deadline = self._parts.clock.monotonic() + within_s
         while self.running:
-            self.wait(LAST_REPORT_WAIT_S)
+            self.wait(END_POLL_S)
             self.poll(culprit)
-            waited_s = self._parts.clock.monotonic() - began_s
-            for process in [self._processes[rank] for rank in self.running]:
-                is_unreported = waited_s >= report_s and process.has_exited()
-                if waited_s >= within_s or is_unreported:
-                    process.server.kill()
+            if self._parts.clock.monotonic() >= deadline:
+                for rank in self.running:
+                    self._processes[rank].server.kill()
 
     def record_failure(self, node: str, reason: str, errors: Path, hung: WorkerError | None) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.

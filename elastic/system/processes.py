@@ -35,11 +35,6 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] == [b"T"]
 
 
-def has_exited(pid: int) -> bool:
-    """Also where its parent has not taken note of it. A number without a process has exited."""
-    return _stat(pid)[:1] in ([], [b"Z"], [b"X"])
-
-
 def start_ticks(pid: int) -> int | None:
     """When the process began, in clock ticks since the boot; None where there is none."""
     fields = _stat(pid)
