@@ -2,11 +2,11 @@
 that come together are let in together.
 
 Each admission costs the whole group a drain and a rendezvous. Without a backoff, one broken machine
-that is restarted for ever would stop the others again and again, whether it leaves as a member or
-while the others still drain for it. Visits are remembered by a node's address, because each new
-process has another id. No node is excluded: after LONGEST_S it is admitted, and one new step in a
-generation clears all members of that generation. A member that leaves as planned waits once: it was
-told to go, and what told it may change its mind every few seconds.
+that is restarted for ever would stop the others again and again. Visits are remembered by a node's
+address, because each new process has another id. No node is excluded: after LONGEST_S it is
+admitted, and one new step in a generation clears all members of that generation. A member that
+leaves as planned waits once: it was told to go, and what told it may change its mind every few
+seconds.
 
 Without a join window, a thousand machines that start within a minute would drain the group one by
 one.
@@ -31,7 +31,6 @@ class RejoinBackoff:
     high_step: int = 0
     visits: Mapping[str, int] = field(default_factory=dict)  # by address: consecutive, without a new step
     since_s: Mapping[str, float] = field(default_factory=dict)  # by node id: waiting to join
-    came: Mapping[str, str] = field(default_factory=dict)  # id to address: waited in this generation
 
     def entered(self, members: tuple[Node, ...], *, step: int, is_planned: bool = False) -> "RejoinBackoff":
         """A new generation has these members.
@@ -47,18 +46,13 @@ class RejoinBackoff:
         for node in self.members:
             if node.id not in ids and (is_planned or step <= self.high_step):
                 visits[node.address] = visits.get(node.address, 0) + 1
-        for name, address in self.came.items():
-            if name not in ids:
-                visits[address] = visits.get(address, 0) + 1
         return RejoinBackoff(members=members, high_step=max(step, self.high_step), visits=visits)
 
     def observe(self, newcomers: Collection[Node], *, now_s: float) -> "RejoinBackoff":
         """These nodes wait to join. A node that stopped waiting in between starts again from 0."""
         if not newcomers and not self.since_s:
             return self
-        since_s = {node.id: self.since_s.get(node.id, now_s) for node in newcomers}
-        came = {node.id: node.address for node in newcomers}
-        return replace(self, since_s=since_s, came={**self.came, **came})
+        return replace(self, since_s={node.id: self.since_s.get(node.id, now_s) for node in newcomers})
 
     def admits(
         self,

@@ -21,6 +21,7 @@ from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
+from elastic.system.untrusted import decode
 from elastic.uploader.fence import FencePage
 from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 
@@ -102,7 +103,7 @@ class Handover:
         with self._connection as connection:
             try:
                 if answer := connection.recv(MESSAGE_BYTES):
-                    return SaveResult.parse(answer)
+                    return decode(SaveResult, answer, what="the result")
             except (OSError, ValueError) as error:
                 reason = f"the uploader's connection broke: {error}"
         return SaveResult(step=self.step, state=SaveState.LOST, reason=reason)

@@ -93,11 +93,6 @@ class SaveResult:
     digest: str = ""
     cpu_s: float = 0.0
 
-    @staticmethod
-    def parse(message: bytes) -> "SaveResult":
-        """Raises ValueError that says which value is wrong."""
-        return decode(SaveResult, message, what="the result")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:

@@ -60,16 +60,6 @@ def test_no_node_waits_for_longer_than_the_bound(history, address):
     assert backoff.observe([newcomer], now_s=0.0).admits([newcomer], now_s=LONGEST_S)
 
 
-def test_a_newcomer_that_leaves_early_waits_longer_each_time():
-    """The group drains for it, it is gone, and its next process has another id."""
-    backoff, waits = RejoinBackoff().entered((node("good"),), step=1), []
-    for life in range(4):
-        backoff = backoff.observe([node("bad", life)], now_s=100.0 * life)
-        waits.append(backoff.wait_s("bad"))
-        backoff = backoff.entered((node("good"),), step=1 + life)
-    assert waits == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
-
-
 def test_a_member_that_left_as_planned_waits_to_be_admitted():
     """However many steps it trained; a member that is lost comes back at once."""
     backoff = RejoinBackoff().entered((node("good"), node("spot")), step=1)
