@@ -7,11 +7,9 @@ epoch are not trained, other ones in each epoch), or filled up from the start of
 (`pad`: up to B - 1 samples are trained twice; if there are fewer than B samples, each as often as
 it takes to fill a batch). Every other sample of an epoch is trained exactly once.
 
-With weights the i-th draw of an epoch is a function of (seed, epoch, i). Weights become integers
-once, by a scale that is a power of two, and from there on all arithmetic is that of integers: the
-inverse of the cumulative sum at a keyed 64-bit number. So the draws are the same on every machine.
-A weight below 2**-(61 - log2(samples)) of the largest may become zero; a sample of such a weight
-would not be drawn in any run's time.
+With weights the i-th draw of an epoch is a function of (seed, epoch, i): the inverse of the
+cumulative sum at a keyed number. The sum is added up from the first weight on, in float64, so that
+the draws are the same on every machine. A weight below 2**-53 of the sum before it counts as zero.
 """
 
 import hashlib
@@ -27,7 +25,6 @@ from numpy.typing import NDArray
 from elastic.data.random_keys import Permutation, bits, key, keyed_permutation
 
 SORTED_UP_TO = 1 << 20  # samples; a sort of them takes 0.13 s and 24 MiB at each epoch and restart
-WEIGHT_BITS = 62  # the cumulative sum of weights stays below 2**62, within an int64
 
 Samples = NDArray[np.int64] | Permutation  # of an epoch, in their order
 
@@ -166,31 +163,16 @@ def weighted_draws(seed: int, weights: NDArray[np.float64]) -> Draws:
 
     weights: float64 [samples], finite, none negative, not all zero.
     """
-    _, exponent = np.frexp(weights.max())
-    fractions = np.ldexp(weights, -int(exponent))  # exact, but where it falls below all doubles
-    whole = np.rint(np.ldexp(fractions, WEIGHT_BITS - len(weights).bit_length())).astype(np.int64)
-    sums = np.cumsum(whole)
-    return Draws(of_epoch=partial(_weighted, seed, sums), weights_sha256=short_sha256(sums))
+    sums = np.cumsum(weights / weights.max())
+    return Draws(of_epoch=partial(_weighted, seed, sums), weights_sha256=short_sha256(sums.view(np.int64)))
 
 
-def _weighted(seed: int, sums: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+def _weighted(seed: int, sums: NDArray[np.float64], epoch: int) -> NDArray[np.int64]:
     words = bits(key(seed, "weights", epoch), np.arange(len(sums), dtype=np.uint64))
-    drawn = np.searchsorted(sums, _scaled(words, int(sums[-1])), side="right")
-    return drawn.astype(np.int64)
-
-
-def _scaled(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
-    """floor(word * total / 2**64) of each word, in [0, total), for a total below 2**62.
-
-    The product has 128 bits. It is put together from products of 32-bit halves, as by hand.
-    """
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    high_total, low_total = np.uint64(total >> 32), np.uint64(total & 0xFFFFFFFF)
-    high_word, low_word = words >> half, words & low
-    middle = high_word * low_total + (low_word * low_total >> half)
-    other = low_word * high_total + (middle & low)
-    high: NDArray[np.uint64] = high_word * high_total + (middle >> half) + (other >> half)
-    return high.astype(np.int64)
+    places = (words >> np.uint64(11)) * 2.0**-53 * sums[-1]  # as many bits as a float64 has
+    below = np.nextafter(sums[-1], 0.0)  # which the product may round up beyond
+    drawn: NDArray[np.int64] = np.searchsorted(sums, np.minimum(places, below), side="right")
+    return drawn
 
 
 def short_sha256(numbers: NDArray[np.int64]) -> str:
