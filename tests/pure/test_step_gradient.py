@@ -2,15 +2,11 @@
 own, and every draw, mode and buffer its place.
 """
 
-from contextlib import nullcontext
-from functools import partial
-
 import pytest
 import torch
-from steps import ALONE, BATCH, CLASSES, FEATURES, SAMPLES, evaluation, samples, steps
+from steps import ALONE, BATCH, CLASSES, FEATURES, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.nn.utils import parametrize
 from torch.utils.data import Dataset
 
 from elastic.train.state.state import State
@@ -142,52 +138,3 @@ def test_what_the_body_sets_in_its_dataset_holds_in_that_step():
         expected = batch_of_step(number, sets_all=True)
         assert torch.equal(batch_of_step(number, sets_all=False), expected)
     assert not torch.equal(batch_of_step(3, sets_all=True), batch_of_step(4, sets_all=True))
-
-
-class Centred(nn.Module):
-    def forward(self, weight):
-        return weight - weight.mean(0)
-
-
-BLOCKS = {"autocast": partial(torch.autocast, "cpu", torch.bfloat16), "parametrize": parametrize.cached}
-
-
-def trained_in(around_loop, around_call):
-    """The weights after four steps, and what the body computes and evaluates in each of them.
-
-    One shard uses the first layer without gradients, and what is kept then has no graph.
-    """
-    net = linear()
-    parametrize.register_parametrization(net[0], "weight", Centred())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    inputs, seen = samples().tensors[0], []
-    evaluated = evaluation(ALONE, samples(), [net], SAMPLES)
-
-    def loss(batch):
-        with around_call(), torch.set_grad_enabled(batch.shard != 0):
-            hidden = net[:2](batch.data[0])
-        with around_call():
-            return F.cross_entropy(net[2](hidden).float(), batch.data[1])
-
-    def total(batch):
-        with around_call():
-            return net(batch.data[0]).float().sum()
-
-    with around_loop():
-        for step in steps(ALONE, State(net=net, optimizer=optimizer)):
-            seen.append(step.mean_loss(loss))
-            optimizer.step()
-            with around_call(), torch.no_grad():
-                seen.append(net(inputs).float().sum().item())
-            seen.append(evaluated.sum(total))
-    return [parameter.tolist() for parameter in net.parameters()], seen
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_that_keeps_casts_of_weights_changes_nothing(name):
-    """Around the loop, torch would compute with the weights of the first step until it ends; a
-    worker that takes over, with those of the step where it goes on.
-    """
-    block = BLOCKS[name]
-    around_call = trained_in(nullcontext, block)
-    assert trained_in(block, nullcontext if name == "parametrize" else block) == around_call

@@ -38,7 +38,7 @@ from elastic.train.evaluate.summands import (
 )
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
-from elastic.train.step.contract import Modes, drop_cached_weights
+from elastic.train.step.contract import Modes
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -123,9 +123,7 @@ class Evaluation:
         self, function: Callable[[Batch], Any], batch: Batch, kept: "_KeptBuffers"
     ) -> tuple[SummandForm, dict[torch.dtype, Tensor]]:
         random_streams.enter(self.loader.seed, "block", batch.shard)
-        drop_cached_weights()
         value = function(batch)
-        drop_cached_weights()
         kept.put_back()
         return take_apart(value, self.groups.device)
 

@@ -24,13 +24,6 @@ be computed without dropout, and how many those are depends on the number of wor
 of a pass begins in the modes that the pass began with; after it they are those that the last shard
 left, as after one call in plain PyTorch. It does not see a function that leaves others after some
 shards than after the rest: an audit does.
-
-*Cached weights.* `torch.autocast` and `parametrize.cached` keep casts and parametrized weights
-until their block ends. Around the loop that would be its end: each step would compute with the
-weights of the first one, and a process that restarts with those of the step where it goes on. Where
-one shard uses a weight without gradients, the next one would find it without a graph. So they are
-dropped at the beginning of a step, before and after each call of a function of the recipe's, and
-after each update by an optimizer of torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +33,7 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakMethod
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -109,7 +100,6 @@ class Contract:
         self._mark = self.mark()
         self._before_update = before_update
         self._step = number
-        drop_cached_weights()
         if not self._first_step:
             self._first_step = number
             self._look()
@@ -176,11 +166,9 @@ class Contract:
         Raises UsageError where it leaves parameters frozen, or unfrozen, and for a backward in it.
         """
         self._is_in_function = True
-        drop_cached_weights()
         try:
             output = function(batch)
         finally:
-            drop_cached_weights()
             self._is_in_function = False
         if self._step == self._first_step:  # in each call it would take half of what checks cost
             self._check_flags()
@@ -267,7 +255,6 @@ class Contract:
         return any(each is optimizer for each in self._state.optimizers)
 
     def _updated(self, optimizer: Optimizer) -> None:
-        drop_cached_weights()
         for group in optimizer.param_groups:
             for p in group["params"] if self._left else ():
                 if p.grad is not None and self._left.get(id(p)) is p.grad:
@@ -310,10 +297,3 @@ class Modes:
         if list(map(_TRAINING, self.modules)) != self.flags:
             for module, is_training in zip(self.modules, self.flags, strict=True):
                 module.training = is_training
-
-
-def drop_cached_weights() -> None:
-    """It takes a fraction of a microsecond where nothing is cached."""
-    torch.clear_autocast_cache()
-    if parametrize._cache:  # noqa: SLF001 - it has no function for it
-        parametrize._cache.clear()  # noqa: SLF001
