@@ -48,18 +48,6 @@ STORE_TIMEOUT = timedelta(seconds=300)
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
 
 
-class RunEnded(GroupEnded, RendezvousClosedError):  # noqa: N818 - as its parents
-    """Our GroupEnded and torch's RendezvousClosedError."""
-
-
-class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - as its parents
-    """Our RendezvousTimeout and torch's RendezvousTimeoutError."""
-
-
-class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N818 - as its parents
-    """The group's state can be reached from here, but not the TCPStores of its generations."""
-
-
 class ElasticRendezvous(RendezvousHandler):
     def __init__(self, rendezvous: Rendezvous, sockets: StoreSockets, *, run_id: str) -> None:
         """`sockets.open` must be the `open_endpoint` of `rendezvous`."""
@@ -82,8 +70,9 @@ class ElasticRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Close this node's generation if it is still open, and wait for the next.
 
-        The node's workers must be stopped. Raises RunEnded, JoinTimedOut, our BackendFailed, and
-        HostUnreachable if the stores of three generations in a row could not be reached.
+        The node's workers must be stopped. Raises RendezvousClosedError once the run has ended,
+        RendezvousTimeoutError, our BackendFailed, and RendezvousConnectionError if the stores of
+        three generations in a row could not be reached.
         """
         self._close_own()
         failures, reason = 0, ""
@@ -100,7 +89,7 @@ class ElasticRendezvous(RendezvousHandler):
                     self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)
-        raise HostUnreachable(
+        raise RendezvousConnectionError(
             f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not"
             f" ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
         )
@@ -143,9 +132,9 @@ class ElasticRendezvous(RendezvousHandler):
         try:
             return self._rendezvous.join(lambda: False)
         except GroupEnded as error:
-            raise RunEnded(error.exit_code, str(error)) from error
+            raise RendezvousClosedError(str(error)) from error
         except RendezvousTimeout as error:
-            raise JoinTimedOut(str(error)) from error
+            raise RendezvousTimeoutError(str(error)) from error
 
     def _close_own(self) -> None:
         """Close the generation that this node's workers were in; torch's agent does not say why."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
@@ -266,9 +267,8 @@ def test_every_generation_has_a_fresh_store_under_torch(nodes: Nodes) -> None:
     assert pair[1].num_nodes_waiting() == 1 and not pair[1].is_closed()
     pair[1].set_closed()
     assert pair[1].is_closed()
-    with pytest.raises(RendezvousClosedError) as raised:
+    with pytest.raises(RendezvousClosedError):
         torch_node(nodes, "c", PAIR).next_rendezvous()
-    assert isinstance(raised.value, GroupEnded)
 
 
 def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvous:
@@ -334,7 +334,7 @@ def test_a_node_whose_stores_stay_out_of_reach_says_why(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torchrun, "TCPStore", fail)
     handler = lone_handler(FaultyBackend(), *["127.0.0.1:1"] * 3)
-    with pytest.raises(torchrun.HostUnreachable, match=r"Too many open files\)"):
+    with pytest.raises(RendezvousConnectionError, match=r"Too many open files\)"):
         handler.next_rendezvous()
     handler._rendezvous.stop()
 
