@@ -253,7 +253,7 @@ def open_rendezvous(
         keep_alive_s=options.keep_alive_s,
         clock=_CLOCK,
         open_endpoint=host.open,
-        notify=lambda reason, aloud: report(reason) if aloud else None,
+        notify=report,
         min_generation=max(newest, known),
         has_begun=known > 0,
         probes=probes,

@@ -88,20 +88,6 @@ class GroupView:
     cause: str
     failure: WorkerFailure | None
 
-    def reason(self, generation: int) -> str:
-        """A sentence for the console; generation: that this node entered last."""
-        if self.ended is not None:
-            return f"the run has ended: {self.ended.reason}"
-        if self.fenced:
-            return f"generation {generation} is over and the group went on without this node"
-        if self.lost:
-            return f"{', '.join(self.lost)} of generation {generation} stopped answering"
-        if not self.open:
-            return f"generation {generation} was closed: {self.cause}"
-        if self.newcomers:
-            return f"{', '.join(n.id for n in self.newcomers)} can be admitted to the next generation after {generation}"
-        return f"generation {generation} is training"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
@@ -125,7 +111,7 @@ class Rendezvous:
         keep_alive_s: float,
         clock: Clock,
         open_endpoint: Callable[[], str],
-        notify: Callable[[str, bool], None] = lambda _reason, _aloud: None,
+        notify: Callable[[str], None] = lambda _reason: None,
         min_generation: int = 0,
         has_begun: bool | None = None,
         probes: ProbeCounters | None = None,
@@ -135,8 +121,8 @@ class Rendezvous:
     ) -> None:
         """`open_endpoint` returns a fresh "host:port" of this node for a generation's TCPStore.
 
-        `notify` is called with each new reason, and with True if a person should read it because
-        the node waits or something is wrong. `min_generation`: the newest generation known from the
+        `notify` is called with each new reason why the node waits, or something is wrong.
+        `min_generation`: the newest generation known from the
         run directory; a group whose state was lost, or is an older one, counts on from it.
         `has_begun`: whether that is a generation of this run, and not of another, set aside;
         None where it is. `run`: which one it is. `probes`: where nodes can probe each other.
@@ -162,9 +148,7 @@ class Rendezvous:
         self._notify = notify
         self._is_complete = is_complete
         self._newest_generation = newest_generation
-        self._heartbeat = Heartbeat(
-            backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
-        )
+        self._heartbeat = Heartbeat(backend, me.id, keep_alive_s=keep_alive_s, notify=notify)
         self._observer = GroupObserver(
             backend=backend,
             me=me,
@@ -243,9 +227,8 @@ class Rendezvous:
         decision = next_action(
             group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
         )
-        aloud = decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP)
-        if decision.action is not GroupAction.FORM:  # which may fail, again and again for one reason
-            self._notify_once(decision.reason, aloud=aloud)
+        if decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP):
+            self._notify_once(decision.reason)
         self._is_waiting = decision.action is GroupAction.WAIT
         if decision.action not in (GroupAction.JOIN, GroupAction.EVICT):
             self._writer.take_back()
@@ -261,7 +244,6 @@ class Rendezvous:
                 # since then is in the run directory.
                 group = self._observer.number_from(self._newest_generation(), group)
                 endpoint = self._open_endpoint()
-                self._notify_once(decision.reason, aloud=False)
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
                 self._writer.set(version, formed)
             case GroupAction.ENTER:
@@ -291,7 +273,10 @@ class Rendezvous:
                 changed = updated
         group = changed or group
         mine = group.generation == self._entered and self._me.id in group.member_ids
-        view = GroupView(
+        if mine and lost and group.ended is None:
+            names, number = ", ".join(lost), self._entered
+            self._notify_once(f"{names} of generation {number} stopped answering")
+        return GroupView(
             open=mine and group.open,
             fenced=not mine,
             newcomers=membership.newcomers(group, alive=alive, policy=self._policy),
@@ -300,8 +285,6 @@ class Rendezvous:
             cause=group.cause,
             failure=group.failure,
         )
-        self._notify_once(view.reason(self._entered), aloud=bool(lost))
-        return view
 
     @property
     def poll_s(self) -> float:
@@ -492,10 +475,10 @@ class Rendezvous:
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
-        self._entered, self._due_close = group.generation, None
+        self._entered, self._due_close, self._reason = group.generation, None, ""
         return Generation.of(group, self._me)
 
-    def _notify_once(self, reason: str, *, aloud: bool = True) -> None:
+    def _notify_once(self, reason: str) -> None:
         if reason != self._reason:
             self._reason = reason
-            self._notify(reason, aloud)
+            self._notify(reason)

@@ -196,7 +196,7 @@ def test_heartbeats_survive_a_failing_backend(wait_until: WaitUntil) -> None:
     """
     reported: list[str] = []
     backend = FaultyBackend()
-    a = lone(backend, keep_alive_s=SHORT_S, notify=lambda reason, _aloud: reported.append(reason))
+    a = lone(backend, keep_alive_s=SHORT_S, notify=reported.append)
     a.join(never)
     backend.beat_error = OSError("disk full")
     wait_until(lambda: bool(backend.refused))
@@ -212,7 +212,7 @@ def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
     clock, backend = HandClock(), FaultyBackend()
     backend.is_away = True
 
-    def notify(reason: str, _aloud: bool) -> None:
+    def notify(reason: str) -> None:
         assert reason == "away"
         clock.now_s = ALONE.timeout_s + 1
 
@@ -295,9 +295,9 @@ def test_a_place_that_fails_with_a_store_ends_no_agent() -> None:
         backend.is_away = True
         raise RuntimeError("connection refused")
 
-    def notify(reason: str, *, aloud: bool = True) -> None:
+    def notify(reason: str) -> None:
         if reason == "away":
-            failures.append(aloud)
+            failures.append(reason)
             backend.is_away = False
 
     handler._open_store = opening  # type: ignore[method-assign]
@@ -319,7 +319,7 @@ def test_a_node_that_can_serve_no_store_says_so_once() -> None:
         policy=replace(ALONE, timeout_s=1.0),
         clock=FakeClock(),
         open_endpoint=cannot,
-        notify=lambda reason, _aloud: said.append(reason),
+        notify=said.append,
     )
     with pytest.raises(BackendFailed):
         rendezvous.join(never)

@@ -57,12 +57,21 @@ class Machine:
                 self.rendezvous.leave()
             self.over = f"{type(error).__name__} {error.exit_code}: {error}"
 
+    @property
+    def next_action(self) -> transitions.GroupDecision:
+        """By what the node knows."""
+        node, seen = self.rendezvous, self.rendezvous._observer
+        return transitions.next_action(
+            seen.newest, node._me, alive=seen.alive, timing=seen.timing, policy=node._policy
+        )
+
     def __str__(self) -> str:
         frozen = "frozen, " if self.is_frozen else ""
         if self.over is not None:
             return frozen + self.over
         if self.generation is None:
-            return f"{frozen}{self.reasons[-1] if self.reasons else 'starting'}"
+            said = self.reasons[-1] if self.is_leaving else self.rendezvous._reason
+            return frozen + (said or self.next_action.reason)
         return f"{frozen}in {self.generation.number} as node {self.generation.rank_of_node}"
 
 
@@ -194,7 +203,7 @@ class World:
             keep_alive_s=settings.keep_alive_s,
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
-            notify=lambda reason, _aloud: reasons.append(reason),
+            notify=reasons.append,
             min_generation=self.shown_generation,
             probes=self.probes[name],
             run=settings.run,
