@@ -171,26 +171,26 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     environment.drop_variables_of_options()
     from elastic.agent import preflight
     from elastic.agent.spawner import Spawner
-    from elastic.report.monitors import check_monitoring, open_monitors
+    from elastic.report.monitors import open_monitors
 
     recipe = Path(options.recipe)
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
     imports_library = preflight.imports_library(recipe)
     preflight.check_command(options)
-    check_monitoring(options)
     interpreter.pin_threads()
     interpreter.set_up_malloc()
     if said := interpreter.fix_hashing():
         print(said, flush=True)
-    # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
-    # server imports it while the agent starts.
-    spawner = Spawner(recipe, partial(print, flush=True), forks=imports_library)
-    with contextlib.closing(spawner):
+    with contextlib.ExitStack() as opened:
+        monitors = open_monitors(options, opened)
+        # torch takes seconds to import. Mistakes in the command are refused before that, and the
+        # fork server imports it while the agent starts.
+        spawner = Spawner(recipe, partial(print, flush=True), forks=imports_library)
+        opened.enter_context(contextlib.closing(spawner))
         from elastic.agent.launch import launch
 
         interrupt.raise_from_here()
-        with open_monitors(options) as monitor:
-            code = launch(options, spawner, monitor, page)
+        code = launch(options, spawner, monitors, page)
     drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
     return code
 

@@ -6,7 +6,7 @@ parts of one node together around its agent.
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -57,11 +57,11 @@ PROBES_PER_KEEP_ALIVE = 8
 _CLOCK = SystemClock()
 
 
-def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage) -> int:
+def launch(options: Options, spawner: Spawner, monitors: Sequence[Monitor], page: LeavePage) -> int:
     """Run this node's part of the run; returns the exit code.
 
     The caller has checked what it takes no torch to check. spawner: its fork server imports
-    meanwhile. monitor: watches the agent. page: of the supervisor.
+    meanwhile. monitors: watch the agent. page: of the supervisor.
     Raises UsageError, before anything is written unless the uploader finds the mistake: it starts
     last. Raises RendezvousTimeout when the backend does not answer within --rdzv-timeout.
     """
@@ -89,7 +89,7 @@ def launch(options: Options, spawner: Spawner, monitor: Monitor, page: LeavePage
         )
         try:
             backend = open_backend(settings)
-            return _run(settings, backend, newest, spawner, monitor, ShutdownRequest(page, _CLOCK))
+            return _run(settings, backend, newest, spawner, monitors, ShutdownRequest(page, _CLOCK))
         except GroupEnded:  # the place to meet does not answer any more
             return _finished(settings)
 
@@ -99,7 +99,7 @@ def _run(
     backend: Backend,
     newest: int,
     spawner: Spawner,
-    monitor: Monitor,
+    monitors: Sequence[Monitor],
     shutdown: ShutdownRequest,
 ) -> int:
     """Start the parts, run the agent, stop the parts in the opposite order.
@@ -133,7 +133,8 @@ def _run(
         stack.callback(shutdown.tidy, rendezvous.stop)
         notices = open_notices(options, environment.variables(), shutdown.request, console.print_line, _CLOCK)
         stack.enter_context(notices)
-        monitor.start(parts)
+        for each in monitors:
+            each.start(parts)
         agent.run()
         parts.health.end()
         if agent.end.exit_code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
@@ -148,7 +149,8 @@ def _run(
         now_s = _CLOCK.monotonic()
         console.stop(shutdown.end_s(Share.REPORT, now_s, STOP_WITHIN_S) - now_s)
         exit_code = report_exit(agent, parts)
-        shutdown.tidy(monitor.stop)  # once the files hold the end
+        for each in monitors:  # once the files hold the end
+            shutdown.tidy(each.stop)
         return exit_code
 
 
