@@ -174,8 +174,7 @@ def coupled():
 
 @recipe(dataset=tokens())
 def compiled():
-    """Graphs of torch.compile, over batches of two lengths; denormal numbers become zero."""
-    torch.set_flush_denormal(True)
+    """Graphs of torch.compile, over batches of two lengths."""
     net = nn.Sequential(nn.Embedding(11, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 11))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     fast = torch.compile(net, backend="aot_eager")  # the default one needs a C++ compiler
@@ -183,7 +182,6 @@ def compiled():
     def body(step):
         step.mean_loss(lambda batch: next_token(fast, batch, 8 - step.number % 2))
         optimizer.step()
-        torch.set_flush_denormal(step.number != STEPS)
 
     return State(net=net, optimizer=optimizer), body
 
