@@ -72,7 +72,7 @@ soak: $(READY)
 # or for a night HOURS=8. The log says how to play a failed one again (SEED, PLACE, CASES=1).
 chaos: $(READY)
 	$(BIN)/python tests/cluster/run.py --random $(if $(SEED),--seed $(SEED)) $(if $(PLACE),--place $(PLACE)) \
-	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS)) $(if $(MINUTES),--minutes $(MINUTES))
+	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--minutes $$(($(HOURS) * 60))) $(if $(MINUTES),--minutes $(MINUTES))
 
 # Random storms over a simulated group of up to fifty nodes, without processes: make storms HOURS=1.
 # It ends at the first failure, with the command that plays it again (SEED, CASES=1).

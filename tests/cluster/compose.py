@@ -49,6 +49,7 @@ class Profile:
     services: tuple[str, ...] = ("node",)
     run: str = "/runs/barlow"
     within: int = 15
+    expected: tuple[str, ...] = ()  # of its history: what comes when is not certain
 
     @property
     def file(self) -> str:

@@ -8,6 +8,9 @@ an event can be lost with the process that wrote it.
 
 import json
 import math
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -23,6 +26,7 @@ from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
 Record = dict[str, Any]
+SAVES = ("--save-every", "4steps", "--keep", "99", "--rehearse", "off")
 HOUR_S = 3600
 AHEAD_S = {"jump": HOUR_S, "jump-back": -24 * HOUR_S}  # of a node's wall clock, after this fault
 
@@ -254,6 +258,19 @@ def evidence(
         samples=[] if samples is None else read_lines(samples),
         damaged_steps=frozenset(damaged_steps),
     )
+
+
+def undisturbed(recipe: Path, folder: Path, *arguments: str) -> Evidence:
+    """Of the recipe's run by one worker on this machine, in no container and without faults.
+
+    folder: a new one.
+    """
+    samples = folder / "samples"
+    samples.mkdir(parents=True)
+    words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
+    env = os.environ | {"TINY_SAMPLES": str(samples)}
+    subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL, env=env)
+    return evidence(RunDir.parse(str(folder / "run")), samples)
 
 
 def on_this_clock(events: Sequence[Record]) -> list[Record]:

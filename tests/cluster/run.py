@@ -2,7 +2,6 @@
 
     python tests/cluster/run.py [NAME ...]    only these scenarios
     python tests/cluster/run.py --quick       one of each kind: what must pass before a merge
-    python tests/cluster/run.py --update      write what happened into the files, for review
     python tests/cluster/run.py --list
     python tests/cluster/run.py --random [--seed 1] [--minutes 10 | --cases N] [--place PLACE]
 
@@ -19,7 +18,6 @@ import argparse
 import itertools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,15 +36,14 @@ from cluster import ENTER, Cluster, Pods
 from containers import Containers, engine, make_image
 from machines import ROOT, Machines
 from namespaces import Namespaces, need_namespaces
-from oracle import Evidence, Verdict, evidence, history, judge
+from oracle import Evidence, Verdict, history, judge, undisturbed
 from random_scenario import Place, draw_scenario
-from scenario import Scenario, parse, rewritten
-from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
+from scenario import Scenario, parse
+from scenario_runner import TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
 
 from elastic.agent.worker_process import ForkServerClient
 from elastic.config import interpreter
-from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
 
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
@@ -87,12 +84,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    for flag in ("--quick", "--update", "--list", "--random"):
+    for flag in ("--quick", "--list", "--random"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--namespaces", action="store_true", help="no containers, even where they can run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0, help="begin no case after that [10]")
-    parser.add_argument("--hours", type=float, help="the same in hours")
     parser.add_argument("--cases", type=int, help="how many, whatever time they take")
     parser.add_argument("--place", type=Place, help=", ".join(place.value for place in Place))
     wanted = parser.parse_args()
@@ -112,13 +108,12 @@ def main() -> int:
     interpreter.pin_threads()  # as the command does
     interpreter.set_up_malloc()
     interpreter.fix_hashing()
-    return supervised(lambda run: play(run, chosen, wanted))
+    return supervised(lambda run: play(run, chosen, only_namespaces=wanted.namespaces))
 
 
 def drawn(wanted: argparse.Namespace) -> Iterator[Scenario]:
     """Random scenarios, until there are as many as are wanted, or for as long."""
-    minutes = wanted.minutes if wanted.hours is None else 60 * wanted.hours
-    end_s = time.monotonic() + 60 * minutes
+    end_s = time.monotonic() + 60 * wanted.minutes
     for number in itertools.count():
         if number == wanted.cases or (wanted.cases is None and time.monotonic() > end_s):
             return
@@ -129,11 +124,11 @@ def drawn(wanted: argparse.Namespace) -> Iterator[Scenario]:
         yield parse(f"chaos-{seed}-{place.value}", text)
 
 
-def play(run: str, cases: Iterator[Scenario | compose.Profile], wanted: argparse.Namespace) -> int:
+def play(run: str, cases: Iterator[Scenario | compose.Profile], *, only_namespaces: bool) -> int:
     """The exit code; see the head of this file."""
     began_s, failed, count = time.monotonic(), [], 0
     try:
-        harness = open_harness(run, only_namespaces=wanted.namespaces)
+        harness = open_harness(run, only_namespaces=only_namespaces)
     except NotAvailable as reason:
         print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
@@ -142,7 +137,7 @@ def play(run: str, cases: Iterator[Scenario | compose.Profile], wanted: argparse
             print(f"{case.name}: NOT TESTED, it needs containers", flush=True)
             continue
         count += 1
-        if not survives(case, harness, update=wanted.update):
+        if not survives(case, harness):
             failed.append(case.name)
     minutes = (time.monotonic() - began_s) / 60
     print(f"{count} cases in {minutes:.1f} minutes; failed: {', '.join(failed) or 'none'}")
@@ -177,20 +172,16 @@ def open_harness(run: str, *, only_namespaces: bool) -> Harness:
 
 
 @cache
-def undisturbed(recipe: Path, *arguments: str) -> Evidence:
-    """Of the recipe's run by one worker on this machine, in no container and without faults."""
-    folder = Path(tempfile.mkdtemp(prefix="undisturbed-"))
-    samples = folder / "samples"
-    samples.mkdir()
-    words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
-    env = os.environ | {"TINY_SAMPLES": str(samples)}
-    subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL, env=env)
-    return evidence(RunDir.parse(str(folder / "run")), samples)
+def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
+    return undisturbed(recipe, Path(tempfile.mkdtemp(prefix="undisturbed-")), *arguments)
 
 
-def survives(case: Scenario | compose.Profile, harness: Harness, *, update: bool) -> bool:
+def survives(case: Scenario | compose.Profile, harness: Harness) -> bool:
     """Play and judge a case, and print how it went."""
-    expected = undisturbed(*((TINY,) if isinstance(case, Scenario) else (compose.RECIPE, *compose.ARGUMENTS)))
+    if isinstance(case, Scenario):
+        expected = _undisturbed(TINY)
+    else:
+        expected = _undisturbed(compose.RECIPE, *compose.ARGUMENTS)
     began_s, said, cluster = time.monotonic(), "", None
     with ExitStack() as stack:
         try:
@@ -202,7 +193,7 @@ def survives(case: Scenario | compose.Profile, harness: Harness, *, update: bool
             else:
                 found = compose.play(case, harness.run)
             verdict = judge(found, expected, case.settings["within"])
-            problems, said = [*verdict.problems, *course(case, found, update=update)], summary(verdict)
+            problems, said = [*verdict.problems, *_course(case, found)], _summary(verdict)
         except FAILURES as error:
             problems = [str(error)]
         word, took_s = "FAILED" if problems else "survived", time.monotonic() - began_s
@@ -212,19 +203,15 @@ def survives(case: Scenario | compose.Profile, harness: Harness, *, update: bool
     return not problems
 
 
-def course(case: Scenario | compose.Profile, found: Evidence, *, update: bool) -> list[str]:
+def _course(case: Scenario | compose.Profile, found: Evidence) -> list[str]:
     """What differs from the history that a scenario expects."""
-    happened = history(found.events)
-    if isinstance(case, compose.Profile) or not case.expected or happened == list(case.expected):
+    expected, happened = case.expected, tuple(history(found.events))
+    if not expected or happened == expected:
         return []
-    if update:
-        path = SCENARIOS / f"{case.name}.txt"
-        path.write_text(rewritten(path.read_text(), happened))
-        return []
-    return ["expected " + " | ".join(case.expected), "found    " + " | ".join(happened)]
+    return ["expected " + " | ".join(expected), "found    " + " | ".join(happened)]
 
 
-def summary(found: Verdict) -> str:
+def _summary(found: Verdict) -> str:
     waited = "no fault" if found.next_step_s is None else f"next step after {found.next_step_s:.2f} s"
     return f"; {waited}, {found.lost_steps} steps lost, digest {(found.digest or 'none')[:16]}"
 

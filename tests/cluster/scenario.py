@@ -119,9 +119,3 @@ def parse(name: str, text: str) -> Scenario:
     if not titles or "start" not in {words[0] for words in commands}:
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(name, titles[0], tuple(options), settings, tuple(commands), tuple(expected))
-
-
-def rewritten(text: str, happened: list[str]) -> str:
-    """The scenario's text, with `happened` as its expected history."""
-    kept = [line for line in text.splitlines() if not line.startswith(">")]
-    return "\n".join([*kept, *(f"> {line}" for line in happened)]) + "\n"

@@ -15,7 +15,7 @@ import run_records
 from cluster import SCRATCH, SHARED, Cluster, Launch, Pods, WallClocks, give
 from etcd_servers import etcd_program
 from machines import ROOT
-from oracle import Evidence, Injection, Record, evidence, host, jump_of, on_this_clock, read_lines
+from oracle import SAVES, Evidence, Injection, Record, evidence, host, jump_of, on_this_clock, read_lines
 from run_storage import ObjectStore, SharedFolder
 from scenario import Scenario
 from volume import Volume
@@ -24,7 +24,6 @@ from elastic.config.interpreter import MALLOC
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory, and the first generation waits for all of the first nodes.
-SAVES = ("--save-every", "4steps", "--keep", "99", "--rehearse", "off")
 STANDING = (*SAVES, "--snapshot-every", "1", "--last-call", "10min")
 _ENV = {
     "TINY_GATES": f"{SHARED}/gates",

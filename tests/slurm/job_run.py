@@ -30,13 +30,20 @@ class JobRun(Gates):
 
     def __post_init__(self) -> None:
         self.gates, self.url = self.folder / "gates", self.folder / "run"
+        self.samples = self.folder / "samples"
         self.gates.mkdir(parents=True)
+        self.samples.mkdir()
 
     def submit(
         self, script: str, *words: str, options: tuple[str, ...] = (), user: Mapping[str, str] | None = None
     ) -> str:
         """The number of the job. words: for sbatch. options: for elastic-train. user: variables."""
-        variables = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", **(user or {})}
+        variables = {
+            "TINY_GATES": str(self.gates),
+            "TINY_SAMPLES": str(self.samples),
+            "PYTHONUNBUFFERED": "1",
+        }
+        variables |= user or {}
         output = str(self.folder / "job-%j.out")
         sbatch = ("sbatch", "--parsable", f"--output={output}", *words, str(SCRIPTS / script))
         ours = (str(TINY), "--run-dir", str(self.url), "--save-every", "4steps", "--rehearse", "off")

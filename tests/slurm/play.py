@@ -8,8 +8,8 @@ kept, and their folder is printed. Exit 2: Slurm cannot be had here; the reason 
 """
 
 import argparse
+import math
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,12 +21,14 @@ from pathlib import Path
 # Started by its path, this script finds only its own folder by itself.
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("support", "cluster")]
 
-import run_records
 from apt import NotAvailable
 from job_run import TINY, JobRun
+from oracle import Evidence, evidence, judge, undisturbed
 from scenarios import SCENARIOS
 from slurm import Slurm, slurm
 from supervised import TEMPORARY, supervised
+
+from elastic.config.run_dir import RunDir
 
 LANES = 2
 
@@ -57,9 +59,11 @@ def _play(scenarios: list[Scenario]) -> int:
         # Most of a scenario is waiting, for Slurm and for a node to start.
         found = slurm(folder / "slurm")
         with ThreadPoolExecutor(LANES) as lanes:
-            digest = _undisturbed(folder / "undisturbed")
+            expected = undisturbed(TINY, folder / "undisturbed")
             print(f"Slurm runs after {time.monotonic() - began_s:.0f} s", flush=True)
-            problems = list(lanes.map(lambda scenario: _problem(scenario, found, folder, digest), scenarios))
+            problems = list(
+                lanes.map(lambda scenario: _problem(scenario, found, folder, expected), scenarios)
+            )
     except NotAvailable as reason:
         print(f"\nNOTHING WAS TESTED: {reason}\n", file=sys.stderr)
         return 2
@@ -72,37 +76,23 @@ def _play(scenarios: list[Scenario]) -> int:
     return 1 if any(problems) else 0
 
 
-def _undisturbed(url: Path) -> str:
-    """The digest of the recipe without Slurm and without faults."""
-    words = [sys.executable, "-m", "elastic.cli", str(TINY), "--run-dir", str(url)]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    return _outcome(run_records.events(url / "events"))[0]
-
-
-def _outcome(events: list[run_records.Record]) -> tuple[str, int]:
-    """The digest of a run, empty where it has none, and the number of its lost steps."""
-    digests = {event["digest"] for event in events if event["event"] == "run_finished"}
-    lost = sum(event["lost_steps"] for event in events if event["event"] == "restored")
-    return (digests.pop() if len(digests) == 1 else ""), lost
-
-
-def _problem(scenario: Scenario, found: Slurm, folder: Path, digest: str) -> str:
+def _problem(scenario: Scenario, found: Slurm, folder: Path, expected: Evidence) -> str:
     """Play a scenario, and print how it went; empty where its run survived."""
-    run, began_s, problem = JobRun(found, folder / scenario.__name__), time.monotonic(), ""
+    run, began_s, problem, digest = JobRun(found, folder / scenario.__name__), time.monotonic(), "", None
     try:
         scenario(run)
+        verdict = judge(evidence(RunDir.parse(str(run.url)), run.samples), expected, math.inf)
+        digest, lost = verdict.digest, verdict.lost_steps
+        problem = "; ".join([*verdict.problems, *([f"{lost} steps were lost"] if lost else [])])
     except Exception as error:  # else the other scenarios would not be played
         problem = f"{type(error).__name__}: {error}"
-    outcome = _outcome(run_records.events(run.url / "events"))
-    if not problem and outcome != (digest, 0):
-        problem = f"expected the undisturbed digest {digest} and no lost step, found {outcome}"
     for job in run.jobs if problem else []:
         with suppress(RuntimeError):
             found.call("scancel", "--signal=KILL", "--full", job)
             found.call("scancel", job)
     took_s, starts = time.monotonic() - began_s, len(run.hosts())
     said = f"{scenario.__name__:16}{problem or 'survived'} in {took_s:.0f} s; {starts} starts of agents"
-    print(f"{said}, digest {outcome[0][:16]}", flush=True)
+    print(f"{said}, digest {(digest or 'none')[:16]}", flush=True)
     return problem
 
 
