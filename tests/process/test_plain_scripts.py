@@ -4,7 +4,6 @@ elastic-train.
 
 import json
 import signal
-import sys
 
 import pytest
 import run_records
@@ -109,9 +108,9 @@ def test_plain_python_drains_and_torchrun_goes_on_alike(drill, undisturbed, reci
     `torchrun recipe.py`.
     """
     env = {"ELASTIC_RUN_DIR": drill.run.url}
-    recipe = str(recipes / "tiny.py")
+    recipe = recipes / "tiny.py"
     drill.shut(10)
-    alone = drill.execute([sys.executable, recipe], env)
+    alone = drill.start_script(recipe, env=env)
     drill.stands(10, ranks=1)
     alone.signal(signal.SIGINT)
     drill.waits_for(lambda: "stopping after this step" in alone.output, "the answer to Ctrl-C")
@@ -119,7 +118,7 @@ def test_plain_python_drains_and_torchrun_goes_on_alike(drill, undisturbed, reci
     alone.ends_with(75)
     assert drill.last_step == 10
     assert alone.output.count("interrupted; step 10 is saved in") == 1
-    drill.start_torchrun("--standalone", "--nproc-per-node", "2", recipe, env=env).ends_with(0)
+    drill.start_torchrun("--standalone", "--nproc-per-node", "2", str(recipe), env=env).ends_with(0)
 
     lines = run_records.lines(drill.run.metrics)
     assert [line["chain"] for line in lines] == undisturbed.chains

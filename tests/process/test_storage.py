@@ -1,15 +1,19 @@
 """Storage may lie, fill up or stall: training goes on, and no damaged checkpoint is loaded."""
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import run_records
 from committed import commit_image
 from small_disk import SmallDisk
 
 from elastic.checkpoint.catalog import list_commits
+from elastic.config.run_dir import RunDir
 from elastic.storage.local import LocalStore
 from elastic.system.clock import SystemClock
 
@@ -100,12 +104,15 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
 
 
 @pytest.fixture
-def small_disk(drill: Any) -> Iterator[SmallDisk]:
-    folder = drill.run.local / "checkpoints"
-    folder.mkdir(parents=True)
-    disk = SmallDisk(folder)
-    yield disk
-    disk.close()
+def small_disk() -> Iterator[Callable[[Path], SmallDisk]]:
+    """Makes a folder that is a disk of its own."""
+    with ExitStack() as stack:
+
+        def made(folder: Path) -> SmallDisk:
+            folder.mkdir(parents=True)
+            return stack.enter_context(closing(SmallDisk(folder)))
+
+        yield made
 
 
 def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk):
@@ -115,9 +122,10 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
     do not help. With more room the same command completes the run. Gates let each save end before
     the next one could take its place.
     """
-    small_disk.mount("size=240k")
+    disk = small_disk(drill.run.local / "checkpoints")
+    disk.mount("size=240k")
     drill.shut(7, 11)
-    agent = drill.start("--max-restarts", "2", "--snapshot-every", "1", env=small_disk.env)
+    agent = drill.start("--max-restarts", "2", "--snapshot-every", "1", env=disk.env)
     for gate, name, step in ((7, "checkpoint_committed", 4), (11, "checkpoint_failed", 8)):
         drill.stands(gate, ranks=1)
         drill.happens(name, step=step)
@@ -130,6 +138,57 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
     assert "step 4 is the newest that is saved" in agent.output
     assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] >= 2
 
-    small_disk.mount("remount,size=8m")
-    drill.start(env=small_disk.env).ends_with(0)
+    disk.mount("remount,size=8m")
+    drill.start(env=disk.env).ends_with(0)
     drill.is_like(undisturbed)
+
+
+def pid_by_log(drill, agent, log):
+    """Of the worker that has this log open; the event with its number may wait for room."""
+    logs = {str(Path(f"/proc/{pid}/fd/1").readlink()): pid for pid in drill.processes_of(agent)}
+    return next(pid for path, pid in logs.items() if path.endswith(log))
+
+
+def test_a_death_on_a_full_disk_costs_saves_and_lines(drill, small_disk, undisturbed):
+    """The disk is full when rank 0 is killed at step 8, and until step 18.
+
+    The lines of the next generation wait, since its file needs room of its own. It is killed at
+    step 14 as well: they are lost with it, but for the last one, which the snapshot has. The
+    workers print more than the last pages of their logs can take.
+    """
+    disk = small_disk(drill.run.local)  # the whole run directory is on it
+    env = disk.env | {"TINY_PRINT": "16"}
+    folder = str(drill.run.local)
+    drill.run = RunDir.parse(str(disk.seen))
+    disk.mount("size=6m")
+    drill.shut(5, 8, 14, 18)
+    agent = drill.start("--snapshot-every", "1", "--run-dir", folder, env=env)
+    drill.stands(5, ranks=1)
+    pid = drill.pid_of_rank(0, generation=1)
+    drill.happens("checkpoint_committed", step=4)  # of a slot that step 7 would write over
+    drill.open(5)
+    drill.stands(8, ranks=1)
+    disk.fill()
+    os.kill(pid, signal.SIGKILL)
+    drill.waits_for(lambda: "generation 2 (failure)" in agent.output, "generation 2")
+    drill.open(8)
+    drill.stands(14, ranks=1)
+    said = "training goes on. Free space there"
+    drill.waits_for(lambda: said in agent.output, "what the node says of a full disk")
+    assert drill.last_step == 7
+    os.kill(pid_by_log(drill, agent, "000002/rank0.log"), signal.SIGKILL)
+    drill.waits_for(lambda: "generation 3 (failure)" in agent.output, "generation 3")
+    drill.open(14)
+    drill.stands(18, ranks=1)
+    assert agent.output.count(said) == 1
+    disk.free()
+    drill.open(18)
+    agent.ends_with(0)
+
+    lines = run_records.lines(drill.run.metrics)
+    assert [line["step"] for line in lines] == [*range(1, 8), *range(13, 25)]
+    assert [line["chain"] for line in lines] == [undisturbed.chains[line["step"] - 1] for line in lines]
+    assert [event["digest"] for event in drill.events("run_finished")] == [undisturbed.digest]
+    assert drill.values("restored", "step", "lost_steps")[-1] == (13, 0)
+    assert drill.events("checkpoint_failed") and drill.events("checkpoint_committed", step=24)
+    assert drill.inspects("verify", drill.run.url)[0] == 0
