@@ -22,7 +22,8 @@ from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import interpreter
 from elastic.system import stop_signals
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+# In one process of pytest: each would import for a node of its own.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600), pytest.mark.xdist_group("fork server")]
 
 FOR_EVER_S = 10_000.0  # the test's own timeout ends a wait that is in vain
 
