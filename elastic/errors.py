@@ -62,8 +62,7 @@ class StateNotSavable(UsageError):  # noqa: N818 - the names say it
 class StatesDiffer(ElasticError):  # noqa: N818
     """Ranks hold different training states.
 
-    divergence: for the agents and the next workers; None before step 1, where
-    there is nothing to do again.
+    divergence: for the agents and the next workers.
     """
 
     exit_code = EXIT_DIVERGED

@@ -2,7 +2,7 @@
 
 Read from the top: `run` is the run, one generation after another: join, start, watch. `_watch` is
 one generation: look at everything that can change, have decide.py decide, do what generation.py
-has for the decision. Both wait only for workers that they have ended.
+has for the decision.
 
 It imports no torch: the fork server and the workers do.
 """
@@ -41,7 +41,7 @@ NOTHING_KNOWN = GroupView(open=True, fenced=False, newcomers=(), lost=(), ended=
 
 
 class NodeAgent:
-    """`run` returns how the run has ended for this node.
+    """`run` sets `end`, how the run has ended for this node.
 
     failure: the first failed worker of the newest generation that a failure ended, of any node as
     far as this one knows it.

@@ -46,8 +46,8 @@ class Action(Enum):
     AGAIN = "again"  # close this generation: a step that was done again differs, and is done once more
     REDO = "redo"  # close this generation without counting a restart: ranks differed, steps are done again
     FAIL = "fail"  # close this generation, counting a restart, and rejoin if restarts are left
-    END_RUN = "end run"  # end the run on all nodes, with the worker's exit code
-    LEAVE = "leave"  # leave the group, with the exit code for interrupted
+    END_RUN = "end run"  # end the run on all nodes, with the exit code for a failure
+    LEAVE = "leave"  # leave the group, with the exit code for interrupted, or 1 where this machine is faulty
     STOP = "stop"  # the run has ended on all nodes: exit as it did
 
 
@@ -105,7 +105,7 @@ class Observation:
     leaving: str | None  # why this node was asked to leave, once it was
     drain_is_over: bool  # its share of the grace
     is_plain: bool  # a script without this library: it knows no drain, and exits as it likes
-    has_begun: bool  # its first step, or owes steps of a generation before
+    has_begun: bool  # a worker has entered its first step, or this node owes steps of an earlier generation
     drain_requested: bool  # by this agent, in this generation
     has_drain: bool  # the workers of this node were asked to drain, by any agent or a signal
 

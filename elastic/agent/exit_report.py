@@ -167,7 +167,7 @@ def check_finished(settings: Settings, committed_step: int) -> None:
     """
     with suppress(StoreFailed):
         records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
-        # As in restore_order.py: what takes the place of the newest one is a damaged one.
+        # As in candidates.py: what takes the place of the newest one is a damaged one.
         ours = [each for each in records if each.run_id == settings.run_id or each.step == committed_step]
         steps = [record.step for record in ours] + [damage.step for damage in damages]
         newest = max(steps, default=0)

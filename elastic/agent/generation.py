@@ -1,8 +1,8 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-decide.py chooses the action; a reason arrives here as text, for people. Two actions wait for other
-nodes: `leave`, for the grace period at most, and `fail`, where the failure would end the run and
-may follow from the death of a node, for the time in which that death is found. A change of the
+decide.py chooses the action; a reason arrives here as text, for people. `fail` waits for other
+nodes, where the failure would end the run and may follow from the death of a node, for the time in
+which that death is found. A change of the
 group takes a few calls to the backend, and more where other nodes write at the same moment; a
 backend that does not answer delays an action by the limit of a call, and once the node is to leave,
 by the share of its task at most.
@@ -42,7 +42,7 @@ class NodeGeneration:
         self.drain_requested = True
         # The workers of this node read the page in each step, and the end-of-step all-reduce
         # carries the request to all ranks. So all ranks of all nodes learn of it in the same step,
-        # which becomes their last one.
+        # and end after it, or after the next one where that is to be done again.
         parts.page.drain_after(after, at_once=at_once)
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
@@ -178,7 +178,7 @@ class NodeGeneration:
     def _keep_agreed_snapshots(self) -> None:
         """Before a snapshot is restored or committed: the ranks must have agreed on it."""
         parts = self._parts
-        # Where ranks were found to differ, they agree on what the sums said and on nothing later.
+        # Where ranks were found to differ, only what was marked as agreed before counts.
         has_diverged = self.has_diverged or self.divergence is not None
         workers = [] if has_diverged else range(parts.settings.nproc)
         parts.memory.keep_agreed([parts.page.votes(i) for i in workers])

@@ -1,4 +1,4 @@
-"""The parts of an agent outlive its generations; those that ask them never hold its loop.
+"""The parts of an agent outlive its generations; to ask them from another thread blocks no loop.
 
 `AgentParts` is what the loop, each generation and the monitors share. `AgentHealth` tells other
 threads whether the loop turns, and whether the node is in a generation.

@@ -1,7 +1,7 @@
 """A node that was asked to leave gives each task its share of one grace, and waits for none longer.
 
 Threads and signal handlers may request it at any time: a request only sets values. What it leads to
-is decided in decide.py; the supervisor ends what outlives its share (system/supervisor.py).
+is decided in decide.py; the supervisor ends what outlives the grace (system/supervisor.py).
 """
 
 import signal

@@ -3,7 +3,7 @@
 Each run is a process of its own, with a run directory in a temporary folder (runs.py), and each one
 breaks something else (plan.py). Nothing else is written, unless the recipe writes elsewhere than to
 `run.path`. The first step and entry that differ from the calm run are found in what the workers
-wrote (proof/trace.py).
+wrote (proof/for_check.py).
 
 docs/operations.md describes `check --json`, whose keys are the fields of `Checked` and `Proof`:
 change them together.

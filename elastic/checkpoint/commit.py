@@ -10,6 +10,7 @@ The protocol, whose steps `commit` lists:
 3. Ask whether this writer may go on: its deadline has not passed, and its node is a member of the
    newest generation. Without an agent there are no generations to ask for.
 4. Create the commit record exclusively, and read it back after every doubtful answer.
+5. Look whether the payload is still there.
 
 Why it holds. Attempts share no name, so two writers never mix their files: a writer that was taken
 for dead, and wakes up, can only complete its own attempt. A record appears whole, so that a reader

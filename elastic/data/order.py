@@ -96,7 +96,8 @@ class SampleOrder:
     @cached_property
     def drawn(self) -> Callable[[int], tuple[Samples, Samples]]:
         """Of an epoch, its samples and their streams: a sort of all, perhaps, or the recipe's own
-        function. The last two are kept, since loading reads ahead of what else loads a shard.
+        function. The last two are kept, since the loader may be in the next epoch while an audit
+        loads from this one.
         """
 
         @lru_cache(maxsize=2)

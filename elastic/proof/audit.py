@@ -57,7 +57,7 @@ class Call:
     """One call of the recipe's function for one shard.
 
     number: among the sums and losses of the step, from 1. buffers: those that the call begins with,
-    None for those that the next shard would begin with. modes: None for those that modules have.
+    None for the step's opening ones. modes: None for those that modules have.
     """
 
     function: Function

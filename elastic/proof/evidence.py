@@ -2,7 +2,7 @@
 
 Everything that compares compares Evidence: the states of ranks (agreement.py), a shard that two
 ranks computed (audit.py), a step that was done again (replay.py, step_again.py), and the steps of
-two runs (check/compare.py). `differences` names what differs. Entries stand in the order in which
+two runs (check/runs.py). `differences` names what differs. Entries stand in the order in which
 they are computed: the first of them that differs is the nearest to the cause.
 """
 

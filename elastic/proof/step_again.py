@@ -91,7 +91,7 @@ class StepAgain:
     is_on: bool = False  # on all ranks
     closing: int = 0  # the step after which this generation ends as planned; 0 while none is
     is_rehearsal: bool = False  # why it ends
-    is_dealt_anew: bool = False  # the shards of that step, when it is done again
+    is_dealt_anew: bool = False  # that step's shards go to other ranks when it is done again
     collected: Collected = field(default_factory=Collected)
 
     def look(self) -> Earlier:

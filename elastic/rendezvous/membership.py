@@ -147,8 +147,8 @@ def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
 
 
 def width(group: Group, policy: GroupPolicy) -> int:
-    """How many nodes may want to write at once. Before the first generation of a start that is not
-    known, and the policy's limit stands for it.
+    """How many nodes may want to write at once. Before a start's first generation the number is
+    unknown, and `max_nodes` stands for it.
     """
     named = len(group.members) + len(group.waiting)
     return named if group.members else max(named, policy.max_nodes)

@@ -122,13 +122,13 @@ class Rendezvous:
         """`open_endpoint` returns a fresh "host:port" of this node for a generation's TCPStore.
 
         `notify` is called with each new reason why the node waits, or something is wrong.
-        `min_generation`: the newest generation known from the
-        run directory; a group whose state was lost, or is an older one, counts on from it.
-        `has_begun`: whether that is a generation of this run, and not of another, set aside;
-        None where it is. `run`: which one it is. `probes`: where nodes can probe each other.
-        `is_complete`: whether the run is known to have ended well, asked now and then while the
-        backend does not answer. `newest_generation`: as `min_generation`, asked before a generation
-        is formed. Raises UsageError if this node has more workers than the run has shards.
+        `min_generation`: the newest generation known from the run directory; a group whose state
+        was lost, or is an older one, counts on from it. `has_begun`: whether this run has had a
+        generation; None: yes if `min_generation` > 0. `run`: which one it is. `probes`: where nodes
+        can probe each other. `is_complete`: whether the run is known to have ended well, asked now
+        and then while the backend does not answer. `newest_generation`: as `min_generation`, asked
+        before a generation is formed. Raises UsageError if this node has more workers than the run
+        has shards.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(

@@ -19,7 +19,7 @@
 while spares wait is therefore forming at once. *closed* is said of a generation, which another one
 follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
 every state, and only once; `reset` and `take_over` lead from every state to closed, and `count_on`
-changes no state. The functions at the end of this file say what a group keeps that begins again.
+changes no state. `reopen` and what follows it say what a group keeps that begins again.
 `next_action` says what a node does whose workers are stopped:
 
     the group is | and the node                    | its action

@@ -2,8 +2,7 @@
 is read once in a command, but to tell the age of a file.
 
 Decisions take `now` as an argument. Loops take a Clock, so that a test can move it. Waiting for a
-socket, a lock or a process with a timeout is no sleep. The one exception is `faults/pause.py`, a
-script that runs without this package while the process that it paused stands still.
+socket, a lock or a process with a timeout is no sleep.
 """
 
 import time

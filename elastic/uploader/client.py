@@ -53,8 +53,8 @@ def offer(
     """Hand over a snapshot of `slots`, which may be closed afterwards.
 
     path: of the uploader's socket. resumed_from: as in `Offer`. Takes at most 1 s; a final offer
-    waits up to 15 s, or `within_s`, because the uploader may just be restarting. Raises StoreFailed
-    when no uploader takes it.
+    waits up to `within_s`, 1 to 15 s, because the uploader may just be restarting. Raises
+    StoreFailed when no uploader takes it.
     """
     message = Offer(
         step=snapshot.info.step,

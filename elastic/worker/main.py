@@ -5,9 +5,9 @@ ARGUMENTS...`, under torchrun's variables and the agent's. Any script runs in it
 none of this library.
 
 The order of the first steps matters. A spawned worker asks to die with the fork server before it
-imports anything else, because importing takes seconds in which the fork server may die. Nothing
-here imports torch, whose import may depend on settings of the recipe's first lines. Standard output
-is replaced before the first line of the recipe may print.
+imports more than this package, because importing takes seconds in which the fork server may die.
+Nothing here imports torch, whose import may depend on settings of the recipe's first lines.
+Standard output is replaced before the first line of the recipe may print.
 
 The end is `os._exit` on every path. An interpreter that shuts down joins threads and finalizes
 objects: threads that wait for a dead peer would keep the process for ever, and gloo's threads abort

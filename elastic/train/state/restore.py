@@ -88,8 +88,8 @@ class ResumePoint:
 class LocalSnapshots:
     """The snapshots in this node's memory that all ranks agreed on.
 
-    One is used only if its bytes stayed, which is looked at when it is needed: damaged has the
-    others, so that a run that has no other state does not start over.
+    The bytes of one are checked when it is read. What fails is kept in `damaged`, so that a run
+    without another state is refused, and not started over.
     """
 
     def __init__(self, slots: SnapshotSlots | None) -> None:
@@ -141,8 +141,8 @@ class LocalSnapshots:
 class _Report:
     """What one rank tells the others of a candidate that it has loaded.
 
-    problem: its fault, or, of a misfit, why the state, which is whole, is not that of
-    this rank's objects. line: of the metrics, as JSON.
+    problem: what is damaged; with is_misfit, why a whole state does not fit this rank's objects.
+    line: of the metrics, as JSON.
     """
 
     problem: str = ""
@@ -325,7 +325,7 @@ class Restorer:
         for each in new:
             event = CheckpointRejected if each.is_stored else SnapshotRejected
             self.log.record(event(step=each.step, reason=each.reason))
-            print(f"{each} is not used ({each.reason}); trying the next older state")
+            print(f"{each} is not used ({each.reason}); trying another one")
 
 
 def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:

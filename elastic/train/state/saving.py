@@ -4,7 +4,7 @@ A snapshot is a copy in the node's memory; a vote is this rank's checksum of the
 others compare with theirs (agreement.py); a checkpoint is what the uploader makes of an agreed
 snapshot, beside training. It does not decide when any of them is due: rank 0 does, for all ranks.
 
-One save is under way at a time, and the next waits for its result: a save keeps its
+One save is under way at a time, and the next but a final one waits for its result: a save keeps its
 slot from being written, and of three slots only one can be spared. A failed save is reported and
 never stops training; a step that was committed with another state before ends the run. What the
 uploader took is tried again by the uploader.
@@ -216,8 +216,7 @@ class Checkpointing:
     def save(self, published: PublishedSnapshot | None, step: int, *, final: bool = False) -> None:
         """Offer a snapshot to the uploader.
 
-        published: None when there was no memory for a snapshot. final: no other save may take its
-        place.
+        published: None when there was no memory for a snapshot. final: the worker ends with it.
         """
         self._receive_result()
         self._last_s, self._is_overdue = self._clock.monotonic(), False

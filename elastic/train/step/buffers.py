@@ -53,8 +53,8 @@ class Contents:
     """What all buffers are at one moment, after one shard's forward.
 
     present: what each place holds. values, versions: of the opening tensors, what they hold, and
-    autograd's counts of changes in place. left: what the shard gives to the sum: these values, but
-    for opening tensors in whose places forward has put others the values of those.
+    autograd's counts of changes in place. left: what the shard gives to the sum: for each opening
+    tensor its value, or that of the tensor that forward put in its place.
     """
 
     present: list[Tensor | None]

@@ -1,4 +1,4 @@
-"""The end of a step is one all-reduce of one vector, after which all ranks know the same.
+"""The end of a step is one sum of one vector, after which all ranks know the same.
 
 It carries losses, requests, votes on the state before the step, how long each rank worked, which
 gradients exist, and buffers.
