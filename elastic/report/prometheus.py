@@ -13,7 +13,6 @@ from math import nan
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,8 +21,6 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from elastic.observe.generations import DOWN
 from elastic.observe.goodput import BETWEEN_STEPS, END
@@ -97,13 +94,6 @@ class RunSeries:
             *self._of_checkpoints(view),
         ]
 
-    def text(self, view: RunView, accept: str) -> tuple[bytes, str]:
-        """(what a scrape of these alone is answered with, its type)."""
-        encode, content_type = choose_encoder(accept)
-        registry = CollectorRegistry()
-        registry.register(_Collected(self.families(view)))
-        return encode(registry), content_type
-
     def _of_steps(self, view: RunView) -> Iterator[Metric]:
         steps = view.trained
         new_s = known(steps.seconds[steps.step > self._highest])
@@ -175,14 +165,6 @@ class RunSeries:
             family.add_metric([*self._values, *own], *sample)
         found: Metric = family
         return found
-
-
-class _Collected(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families
 
 
 def _by_label(values: Mapping[str, float]) -> _Samples:

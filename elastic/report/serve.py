@@ -24,7 +24,6 @@ from elastic.report.download import unreadable
 from elastic.report.html_page import html_page, json_text, policy
 from elastic.report.http_server import Answer, HttpServer, Page, listen
 from elastic.report.page import page_of
-from elastic.report.prometheus import RunSeries
 from elastic.report.views import looks
 from elastic.storage.remote import check_url
 from elastic.system import interrupt
@@ -36,16 +35,15 @@ _NICENESS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A run as it was read, and its page, with the document in it."""
+    """The page of a run as it was read, and the document in it."""
 
-    view: RunView
     shown: dict[str, Any]
     document: bytes
 
 
 def seen(name: str, view: RunView) -> Seen:
     shown = page_of(name, view)
-    return Seen(view=view, shown=shown, document=json_text(shown).encode())
+    return Seen(shown=shown, document=json_text(shown).encode())
 
 
 def serve(name: str, address: ListenAddress) -> int:
@@ -61,7 +59,7 @@ def serve(name: str, address: ListenAddress) -> int:
             live = LiveRun(run.url, looks(run, reader, clock))
         except OSError as error:
             raise unreadable(error) from error
-        server = HttpServer(listen(address), _pages(run, live), clock, name=address.host)
+        server = HttpServer(listen(address), _pages(live), clock, name=address.host)
         threading.Thread(target=live.follow, name="reader", daemon=True).start()
         try:
             return _serve(run, address.host, server)
@@ -69,8 +67,8 @@ def serve(name: str, address: ListenAddress) -> int:
             server.stop()
 
 
-def _pages(run: RunDir, live: "LiveRun") -> dict[str, Page]:
-    series, own = RunSeries({"run": run.url}, {}), f"{policy(polls=True)}; frame-ancestors 'none'"
+def _pages(live: "LiveRun") -> dict[str, Page]:
+    own = f"{policy(polls=True)}; frame-ancestors 'none'"
 
     def page(_accept: str) -> Answer:
         body = html_page(live.newest().shown, polls=True).encode()
@@ -79,11 +77,7 @@ def _pages(run: RunDir, live: "LiveRun") -> dict[str, Page]:
     def document(_accept: str) -> Answer:
         return Answer(content_type="application/json", body=live.newest().document)
 
-    def metrics(accept: str) -> Answer:
-        body, content_type = series.text(live.newest().view, accept)
-        return Answer(body=body, content_type=content_type)
-
-    return {"/": page, "/picture.json": document, "/metrics": metrics}
+    return {"/": page, "/picture.json": document}
 
 
 def _serve(run: RunDir, host: str, server: HttpServer) -> int:
