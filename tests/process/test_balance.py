@@ -5,7 +5,7 @@ import run_records
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-SLOW = ("--save-every", "10min", "--faults", "step 1 rank 1: slow 0.01s")
+SLOW = ("--save-every", "10min", "--faults", "step 1 rank 1: slow 0.03s")
 
 
 def test_one_node_with_off_keeps_the_spans_of_all_equal(drill, recipes):
@@ -17,7 +17,7 @@ def test_one_node_with_off_keeps_the_spans_of_all_equal(drill, recipes):
     assert drill.events("shards_moved") == []
 
 
-def test_a_rank_that_is_three_times_slower_gets_fewer_shards(drills, tmp_path, recipes):
+def test_a_much_slower_rank_gets_fewer_shards(drills, tmp_path, recipes):
     """From the step's own seconds, with processes that load ahead; the result is that of one
     worker.
     """
