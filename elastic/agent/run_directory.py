@@ -32,7 +32,7 @@ from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import UID, RunDir
 from elastic.errors import ElasticError, StoreFailed, UsageError
-from elastic.events import RunFinished, RunStarted
+from elastic.events import GenerationStarted, RunFinished, RunStarted
 from elastic.observe import logged_event
 from elastic.observe.log import read_events, read_rare
 from elastic.observe.run_uid import claim_uid
@@ -61,9 +61,15 @@ _CLOCK = SystemClock()
 def claim(run: RunDir, declared: Identity | None, clock: Clock) -> str:
     """The directory's uid. declared: by a recipe with the library.
 
-    Raises UsageError when the directory belongs to another run, or cannot be written.
+    Raises UsageError when the directory belongs to another run, or cannot be written. Of a script
+    without the library nothing is written but events, so these tell the kind; at a URL, those here.
     """
-    store = open_store(run.url)
+    is_plain, store = declared is None, open_store(run.url)
+    if any(each.event.plain != is_plain for each in read_rare(run.events, GenerationStarted)):
+        kind = "a script without elastic" if is_plain else "a recipe"
+        raise UsageError(
+            f"expected a run of {kind} in {run.url}, found one of the other kind; take another --run-dir"
+        )
     try:
         if declared is not None:
             there = create_or_read(store, identity.NAME, declared.to_json(), clock)

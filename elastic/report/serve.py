@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from elastic.config.listen_address import ListenAddress
@@ -31,19 +30,6 @@ from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 
 _NICENESS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """The page of a run as it was read, and the document in it."""
-
-    shown: dict[str, Any]
-    document: bytes
-
-
-def seen(name: str, view: RunView) -> Seen:
-    shown = page_of(name, view)
-    return Seen(shown=shown, document=json_text(shown).encode())
 
 
 def serve(name: str, address: ListenAddress) -> int:
@@ -71,11 +57,11 @@ def _pages(live: "LiveRun") -> dict[str, Page]:
     own = f"{policy(polls=True)}; frame-ancestors 'none'"
 
     def page(_accept: str) -> Answer:
-        body = html_page(live.newest().shown, polls=True).encode()
+        body = html_page(live.newest(), polls=True).encode()
         return Answer(content_type="text/html; charset=utf-8", body=body, policy=own)
 
     def document(_accept: str) -> Answer:
-        return Answer(content_type="application/json", body=live.newest().document)
+        return Answer(content_type="application/json", body=json_text(live.newest()).encode())
 
     return {"/": page, "/picture.json": document}
 
@@ -102,7 +88,7 @@ class LiveRun:
         self.see(*next(looks))
 
     def see(self, view: RunView, problem: str) -> None:
-        self._seen, self._problem = seen(self._name, view), problem
+        self._shown, self._problem = page_of(self._name, view), problem
 
     def follow(self) -> None:
         for view, problem in self._looks:
@@ -111,8 +97,8 @@ class LiveRun:
             except Exception as error:  # else the old page would be shown for ever
                 self._problem = str(error)
 
-    def newest(self) -> Seen:
-        """Raises StoreFailed where the run can no longer be read."""
+    def newest(self) -> dict[str, Any]:
+        """As page.py shows it. Raises StoreFailed where the run can no longer be read."""
         if self._problem:
             raise StoreFailed(self._problem)
-        return self._seen
+        return self._shown

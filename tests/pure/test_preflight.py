@@ -14,6 +14,8 @@ from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir
 from elastic.errors import CannotStart, UsageError
+from elastic.events import GenerationStarted
+from elastic.observe.log import EventLog
 from elastic.system import addresses, files
 from elastic.testing.fakes import FakeClock
 
@@ -144,6 +146,17 @@ def test_a_directory_without_hard_links_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "link", refuse)
     with pytest.raises(UsageError, match="its file system has no hard links"):
         claim(RunDir.parse(f"{tmp_path}/run"), DECLARED, FakeClock())
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_script_and_a_recipe_share_no_run_directory(tmp_path, is_plain):
+    """Each would take the other's steps, saves and end for its own."""
+    run, declared = RunDir.parse(str(tmp_path)), [DECLARED, None]
+    started = GenerationStarted(world_size=1, nodes=["n"], cause="start", restarts=0, plain=is_plain)
+    EventLog(run.events / "n-agent.jsonl", node="n", clock=FakeClock()).record(started)
+    claim(run, declared[is_plain], FakeClock())
+    with pytest.raises(UsageError, match="found one of the other kind"):
+        claim(run, declared[not is_plain], FakeClock())
 
 
 def test_two_urls_of_like_names_have_local_folders_of_their_own():
