@@ -84,15 +84,16 @@ def batches_of(reader):
 
 
 def lines_of(batches):
-    """All fields of all steps, with each value that a step logged."""
+    """All fields of all steps, times as floats, with each value that a step logged."""
     return [
-        (
-            [getattr(line, name) for name in NAMES if name != "loss"],
-            repr((line.loss, {name: logged[name] for name in logged if name not in NAMES})),
-        )
+        (repr(columns_of([line])), line.epoch, repr((line.loss, line.chain)), own_of(logged))
         for batch in batches
         for line, logged in batch.with_values()
     ]
+
+
+def own_of(logged):
+    return repr({name: logged[name] for name in logged if name not in NAMES})
 
 
 @given(st.lists(lines, max_size=12), st.lists(st.integers(0, 400), max_size=4))
