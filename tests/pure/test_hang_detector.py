@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastic.agent.hang_detector import (
@@ -157,6 +157,9 @@ samples = st.builds(
         st.tuples(eighths, st.integers(1, 8), st.dictionaries(st.integers(0, 2), samples, min_size=3)),
         max_size=12,
     )
+)
+@example(
+    [(1.0, 8, dict.fromkeys(range(3), WorkerSample(step=0, phase=Phase.WAIT, beats=0, is_stopped=False)))]
 )
 def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
     """The twin keeps every sample and counts backwards.
