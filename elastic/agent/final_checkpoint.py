@@ -29,7 +29,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import READ_LIMIT_S
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
-from elastic.uploader.client import FINAL_OFFER_S, Handover, UploaderProcess, offer
+from elastic.uploader.client import Handover, UploaderProcess, offer
 from elastic.uploader.protocol import SaveResult, SaveState
 
 POLL_S = 0.1
@@ -75,7 +75,7 @@ class FinalCheckpoint:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
         if (newest := self.memory.newest) is not None:
             try:
-                self._offer(newest, FINAL_OFFER_S).close()
+                self._offer(newest).close()
             except StoreFailed as error:
                 self.report(f"the newest state is not saved: {error}")
 
@@ -181,8 +181,7 @@ class FinalCheckpoint:
         """Offer the newest snapshot, and wait for its result until `is_over`."""
         step, problem = newest.info.step, "its save had not ended"
         try:
-            # A short time, as it is tried again: an uploader that died is started in between.
-            with closing(self._offer(newest, POLL_S)) as handover:
+            with closing(self._offer(newest)) as handover:
                 while not is_over():
                     if (result := handover.wait(POLL_S)) is not None:
                         return result
@@ -191,8 +190,8 @@ class FinalCheckpoint:
             problem = str(error)
         return SaveResult(step=step, state=SaveState.FAILED, reason=problem)
 
-    def _offer(self, newest: Snapshot, within_s: float) -> Handover:
-        """Raises StoreFailed."""
+    def _offer(self, newest: Snapshot) -> Handover:
+        """Raises StoreFailed after a short time: this agent must start an uploader that died."""
         path, slots = self.uploader.socket_path, self.memory.slots
         assert slots is not None, "a snapshot lies in a slot"
-        return offer(path, slots, newest, resumed_from=None, final=True, within_s=within_s)
+        return offer(path, slots, newest, resumed_from=None, final=True)

@@ -48,13 +48,13 @@ def offer(
     *,
     resumed_from: int | None,
     final: bool,
-    within_s: float = FINAL_OFFER_S,
+    within_s: float = OFFER_S,
 ) -> "Handover":
     """Hand over a snapshot of `slots`, which may be closed afterwards.
 
-    path: of the uploader's socket. resumed_from: as in `Offer`. Takes at most 1 s; a final offer
-    waits up to `within_s`, 1 to 15 s, because the uploader may just be restarting. Raises
-    StoreFailed when no uploader takes it.
+    path: of the uploader's socket. resumed_from: as in `Offer`. A final offer is tried again for
+    `within_s`, because the uploader may just be restarting. Raises StoreFailed when no uploader
+    takes it.
     """
     message = Offer(
         step=snapshot.info.step,
@@ -64,29 +64,30 @@ def offer(
         resumed_from=resumed_from,
         is_final=final,
     )
-    limit_s = max(OFFER_S, min(FINAL_OFFER_S, within_s)) if final else OFFER_S
-    deadline = _CLOCK.monotonic() + limit_s
+    deadline = _CLOCK.monotonic() + within_s
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            connection.settimeout(max(0.001, deadline - _CLOCK.monotonic()))  # 0 would not wait at all
-            connection.connect(path)
-            socket.send_fds(connection, [json.dumps(asdict(message)).encode()], [slots.fd])
-        except OSError as error:
-            connection.close()
-            if not final or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
-                raise StoreFailed(
-                    f"expected an uploader at {path} to take step {message.step} within {limit_s:.0f} s, "
-                    f"found none ({error}); was it killed?"
-                ) from error
-            _CLOCK.sleep(RECONNECT_PAUSE_S)
-            continue
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, theirs:
+            try:
+                sender.settimeout(max(0.001, deadline - _CLOCK.monotonic()))  # 0 would not wait at all
+                sender.connect(path)
+                text = json.dumps(asdict(message)).encode()
+                socket.send_fds(sender, [text], [slots.fd, theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                if not final or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
+                    raise StoreFailed(
+                        f"expected an uploader at {path} to take step {message.step} within {within_s:.0f} s, "
+                        f"found none ({error}); was it killed?"
+                    ) from error
+                _CLOCK.sleep(RECONNECT_PAUSE_S)
+                continue
         _offered_bytes[path] = max(snapshot.size_bytes, _offered_bytes.get(path, 0))
-        return Handover(connection, message.step)
+        return Handover(ours, message.step)
 
 
 class Handover:
-    """An offer that the uploader has; its connection carries the result, and then ends."""
+    """An offer that the uploader has; this socket carries the result, and then ends."""
 
     def __init__(self, connection: socket.socket, step: int) -> None:
         self.step = step

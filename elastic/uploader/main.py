@@ -2,11 +2,11 @@
 
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 
-The result comes when its save is over, when a newer offer takes its place, when its storage hangs,
-or when the uploader has to leave. One save is in flight, and of the others the newest waits. Where
-the storage hangs, the process begins anew: a save that was reported as failed may be committed all
-the same. It does not promise that a client receives a result: the client may be dead, and its save
-goes on without it.
+One save is made at a time. Offers that come meanwhile wait in the socket; of those whose snapshot
+is still there then, the newest is saved next, because an older state is worth nothing. Where the
+storage hangs, the process begins anew: a save that was reported as failed may be committed all the
+same. It does not promise that a client receives a result: the client may be dead, and its save goes
+on without it.
 
 The owner holds the uploader's standard input: its end means finish and exit. The uploader does not
 promise to outlive its owner for longer than its saves may take. It imports no torch, so that it
@@ -15,7 +15,7 @@ starts at once.
 
 import json
 import os
-import selectors
+import select
 import socket
 import sys
 import threading
@@ -23,9 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
-from math import inf
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from elastic.checkpoint.record import save_limit_s
@@ -38,16 +37,15 @@ from elastic.observe.log_shipper import MetricsShipper
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import Objects, open_store
 from elastic.system import stop_signals
-from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
+from elastic.system.clock import SystemClock, share_boot_wall_s
 from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.save import OVERWRITTEN, Saver, report_problem
 
 OVERTIME_S = 5.0
 METRICS_LIMIT_S = 10.0  # of a request: the checkpoint waits for it, and the grace may be short
-# Of a save beside training, and of the threads that it starts. It cannot be taken back, and a
-# thread that gets no processor may hold Python's lock, which the loop needs that takes offers: so
-# not 19.
+# Of a save beside training, and of the threads that it starts. It cannot be taken back, so each
+# save has a thread of its own. Not 19: a thread that gets no processor may hold Python's lock.
 NICENESS = 10
 _EVENTS = {
     SaveState.FAILED: CheckpointFailed,
@@ -57,31 +55,82 @@ _EVENTS = {
 
 
 class End(Enum):
-    """How an uploader ends: everything is saved, or saves had to be abandoned; or a call of the
-    storage hangs, which only another process can do without.
+    """How an uploader ends: everything is saved; or a call of the storage hangs, which only another
+    process can do without, and which none needs where the owner is gone.
     """
 
-    FINISHED, ABANDONED, HUNG = range(3)
+    FINISHED, HUNG, ABANDONED = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A snapshot whose slot is leased until `close`."""
+    """A snapshot whose slot is leased. client: where its result is written."""
 
     offer: Offer
     slots: SnapshotSlots
     snapshot: Snapshot
-    client: socket.socket
+    client: int
 
-    @staticmethod
-    def accept(offer: Offer, fd: int, client: socket.socket) -> "Job | None":
-        """Lease the slot, in the memory behind `fd`, which belongs to the job from here on.
+    def close(self) -> None:
+        """Let the slot be written again."""
+        self.slots.release(self.offer.slot)
+        self.slots.close()
 
-        None where the slot holds something newer already. Raises ValueError or OSError when there
-        are no slots behind it.
+
+class Uploader:
+    def __init__(
+        self, saver: Saver, config: UploaderConfig, log: EventLog, offers: socket.socket, owner_fd: int
+    ) -> None:
+        """offers: where they arrive. owner_fd: at its end once the owner is gone."""
+        self._saver = saver
+        self._fixed_s = config.save_deadline_s + OVERTIME_S
+        self._log = log
+        self._offers = offers
+        self._owner_fd = owner_fd
+
+    def run(self) -> End:
+        """Serve until the owner is gone and everything is done, or the storage hangs."""
+        poll = select.poll()
+        for fd in (self._owner_fd, self._offers.fileno()):
+            poll.register(fd, select.POLLIN)
+        while True:
+            poll.poll()
+            is_over = _is_readable(self._owner_fd)  # first: no offer from before its end is missed
+            if (job := self._newest()) is not None:
+                if not self._save(job):
+                    return End.ABANDONED if _is_readable(self._owner_fd) else End.HUNG
+            elif is_over:
+                return End.FINISHED
+
+    def _newest(self) -> Job | None:
+        """The last of all offers that have arrived; the others have their results."""
+        newest: Job | None = None
+        while _is_readable(self._offers.fileno()):
+            if (job := self._receive()) is None:
+                continue
+            if newest is not None:
+                newest.close()
+                reason = f"the save of step {job.offer.step} took its place"
+                self._report(newest.offer, newest.client, newest.offer.result(SaveState.DROPPED, reason))
+            newest = job
+        return newest
+
+    def _receive(self) -> Job | None:
+        """None for an offer that has its result, because its slot holds something newer, and for a
+        message that is none.
         """
-        os.set_inheritable(fd, False)
-        slots = SnapshotSlots.attach(fd)
+        message, fds, *_ = socket.recv_fds(self._offers, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+        try:
+            offer = Offer.parse(message)
+            memory, client = fds
+            slots = SnapshotSlots.attach(os.dup(memory))
+            client = os.dup(client)
+        except (ValueError, OSError) as error:
+            report_problem(f"a client of the uploader is cut off: {error}")
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
         if slots.lease(offer.slot, offer.seq):
             found = slots.find(offer.slot, offer.seq)
             if found is not None and (found.info.step, found.info.generation) == (
@@ -91,110 +140,43 @@ class Job:
                 return Job(offer=offer, slots=slots, snapshot=found, client=client)
             slots.release(offer.slot)
         slots.close()
+        self._report(offer, client, offer.result(SaveState.FAILED, OVERWRITTEN.format(step=offer.step)))
         return None
 
-    def close(self) -> None:
-        """Let the slot be written again."""
-        self.slots.release(self.offer.slot)
-        self.slots.close()
-
-
-class Jobs:
-    """The save in flight, in a thread, and the waiting one: the newest, because an older state
-    is worth nothing once a newer one can be saved.
-
-    `wakeup` becomes readable when that thread has something for `advance`.
-    """
-
-    def __init__(self, saver: Saver, config: UploaderConfig, log: EventLog, clock: Clock) -> None:
-        self._saver = saver
-        self._fixed_s = config.save_deadline_s + OVERTIME_S
-        self._log = log
-        self._clock = clock
-        self._waiting: Job | None = None
-        self._in_flight: Job | None = None
-        self._is_answered = False  # the save in flight, whose thread deletes old checkpoints now
-        self.overdue_s = inf  # when the save in flight is, or its deletions are
-        self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
-        self.wakeup, self._waker = socket.socketpair()
-
-    @property
-    def is_idle(self) -> bool:
-        return self._in_flight is None
-
-    @property
-    def finish_limit_s(self) -> float:
-        """How long finishing everything may take."""
-        return sum(self._limit_s(job) for job in (self._in_flight, self._waiting) if job is not None)
-
-    def offer(self, offer: Offer, fd: int, client: socket.socket) -> None:
-        """Raises ValueError or OSError as `Job.accept`."""
-        if (job := Job.accept(offer, fd, client)) is None:
-            self._report(offer, client, offer.result(SaveState.FAILED, OVERWRITTEN.format(step=offer.step)))
-            return
-        if (old := self._waiting) is not None:
-            old.close()
-            reason = f"the save of step {offer.step} took its place"
-            self._report(old.offer, old.client, old.offer.result(SaveState.DROPPED, reason))
-        self._waiting = job
-        self._start_next()
-
-    def advance(self) -> None:
-        """Take up one message of the save in flight: its result, or that its thread has ended."""
-        self.wakeup.recv(1)
-        result, job = self._results.get(), self._in_flight
-        assert job is not None, "a wake-up without a save"
-        if result is None:
-            self._in_flight, self.overdue_s = None, inf
-            self._start_next()
-            return
-        # Now, and not once old checkpoints are deleted: training needs the slot.
+    def _save(self, job: Job) -> bool:
+        """False where the storage hangs: the thread in its call cannot be ended."""
+        results: SimpleQueue[SaveResult | None] = SimpleQueue()
+        threading.Thread(target=self._run, args=(job, results), daemon=True).start()
+        limit_s = save_limit_s(self._fixed_s, job.snapshot.size_bytes)
+        try:
+            result = results.get(timeout=limit_s)
+            assert result is not None, "the first of the two is the result"
+        except Empty:
+            job.slots.release(job.offer.slot)  # not closed: the thread may be reading the memory
+            reason = "the storage has not answered for longer than a save may take"
+            self._report(job.offer, job.client, job.offer.result(SaveState.FAILED, reason))
+            return False
         job.close()
-        self._is_answered, self.overdue_s = True, self._clock.monotonic() + self._limit_s(job)
         self._report(job.offer, job.client, result, size_bytes=job.snapshot.size_bytes)
+        with suppress(Empty):
+            return results.get(timeout=limit_s) is None
+        return False
 
-    def abandon(self, reason: str) -> None:
-        """Report everything that is not reported yet as failed; the process exits next.
-
-        The thread of a save cannot be stopped before. A commit record that it creates all the same
-        names a whole payload.
+    def _run(self, job: Job, results: "SimpleQueue[SaveResult | None]") -> None:
+        """Its result, and None once old checkpoints are deleted: deleting may hang, and a committed
+        save has not failed.
         """
-        for job in (None if self._is_answered else self._in_flight, self._waiting):
-            if job is not None:
-                # Released but not closed: the thread of the save may still be reading the memory.
-                job.slots.release(job.offer.slot)
-                self._report(job.offer, job.client, job.offer.result(SaveState.FAILED, reason))
-
-    def _limit_s(self, job: Job) -> float:
-        return save_limit_s(self._fixed_s, job.snapshot.size_bytes)
-
-    def _start_next(self) -> None:
-        if self._in_flight is None and (job := self._waiting) is not None:
-            self._waiting, self._in_flight = None, job
-            self._is_answered, self.overdue_s = False, self._clock.monotonic() + self._limit_s(job)
-            name = f"save-{job.offer.step}"
-            threading.Thread(target=self._run, args=(job,), daemon=True, name=name).start()
-
-    def _run(self, job: Job) -> None:
         if not job.offer.is_final:
             # Training comes first. After a final save there is none.
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         result = self._saver.save(job.offer, job.slots, job.snapshot)
-        # Before old checkpoints are deleted: deleting may hang, and a committed save has not
-        # failed.
-        self._hand_over(result)
+        results.put(result)
         if result.state is SaveState.COMMITTED:
             self._saver.prune(job.offer)
-        self._hand_over(None)
+        results.put(None)
 
-    def _hand_over(self, result: SaveResult | None) -> None:
-        self._results.put(result)
-        self._waker.send(b"x")
-
-    def _report(
-        self, offer: Offer, client: socket.socket, result: SaveResult, *, size_bytes: int = 0
-    ) -> None:
+    def _report(self, offer: Offer, client: int, result: SaveResult, *, size_bytes: int = 0) -> None:
         self._log.generation = offer.generation
         if (kind := _EVENTS.get(result.state)) is not None:
             self._log.record(kind(step=result.step, reason=result.reason))
@@ -203,77 +185,15 @@ class Jobs:
                 step=result.step, size_bytes=size_bytes, seconds=result.seconds, digest=result.digest
             )
             self._log.record(event)
-        with client, suppress(OSError):  # the client may be gone
-            client.send(json.dumps(asdict(result)).encode(), socket.MSG_DONTWAIT)
+        with suppress(OSError):  # the client may be gone
+            os.write(client, json.dumps(asdict(result)).encode())
+        os.close(client)
 
 
-class Uploader:
-    """The process's loop over its socket, its owner's pipe and the results of its saves."""
-
-    def __init__(self, jobs: Jobs, listener: socket.socket, owner_fd: int, clock: Clock) -> None:
-        self._jobs = jobs
-        self._clock = clock
-        self._listener = listener
-        self._owner_fd = owner_fd
-        self._exit_by = inf  # until the owner is gone
-        # poll, unlike epoll, takes any descriptor as standard input.
-        self._selector = selectors.PollSelector()
-        self._selector.register(jobs.wakeup, selectors.EVENT_READ, jobs.advance)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(owner_fd, selectors.EVENT_READ, self._receive_from_owner)
-
-    def run(self) -> End:
-        """Serve until the owner is gone and everything is done, or as long as the storage does not
-        hang.
-        """
-        while True:
-            ready = self._selector.select(self._timeout_s())
-            for key, _ in ready:
-                key.data()
-            # Only when nothing was readable is it certain that no offer from before the owner's end
-            # is unread.
-            if not ready and self._is_finished():
-                return End.FINISHED
-            now_s = self._clock.monotonic()
-            if now_s >= self._exit_by:
-                self._jobs.abandon("the uploader had to leave before it was committed")
-                return End.ABANDONED
-            if now_s >= self._jobs.overdue_s:
-                self._jobs.abandon("the storage has not answered for longer than a save may take")
-                return End.HUNG if self._exit_by == inf else End.ABANDONED
-
-    def _is_finished(self) -> bool:
-        return self._jobs.is_idle and self._exit_by < inf
-
-    def _timeout_s(self) -> float | None:
-        if self._is_finished():
-            return 0.0
-        until = min(self._jobs.overdue_s, self._exit_by)
-        return None if until == inf else max(0.0, until - self._clock.monotonic())
-
-    def _receive_from_owner(self) -> None:
-        if not os.read(self._owner_fd, 4096):
-            self._selector.unregister(self._owner_fd)
-            self._exit_by = self._clock.monotonic() + self._jobs.finish_limit_s + OVERTIME_S
-
-    def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        self._selector.register(client, selectors.EVENT_READ, lambda: self._receive(client))
-
-    def _receive(self, client: socket.socket) -> None:
-        """Its offer, after which nothing more comes from it."""
-        self._selector.unregister(client)
-        message, descriptors = b"", list[int]()
-        try:
-            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 1)
-            offer = Offer.parse(message)
-            self._jobs.offer(offer, descriptors.pop(), client)
-        except (ValueError, IndexError, OSError) as error:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            client.close()
-            if message:  # else it was killed before it made its offer
-                report_problem(f"a client of the uploader is cut off: {error}")
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def serve(
@@ -293,17 +213,16 @@ def serve(
             f"expected the memory of an agent at {config.fence}, found none ({error})"
         ) from error
     saver = Saver(open_store(config.run.checkpoints_url), config, fence, clock, reached)
-    jobs = Jobs(saver, config, log, clock)
-    with _listen(config.socket_path) as listener:
+    with _listen(config.socket_path) as offers:
         ready()
         try:
-            return Uploader(jobs, listener, owner_fd, clock).run()
+            return Uploader(saver, config, log, offers, owner_fd).run()
         finally:
             Path(config.socket_path).unlink(missing_ok=True)
 
 
 def _listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     # A killed predecessor left its socket there; the owner never runs two uploaders on one path.
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)
@@ -316,7 +235,6 @@ def _listen(path: str) -> socket.socket:
         ) from error
     finally:
         os.umask(before)
-    listener.listen()
     return listener
 
 

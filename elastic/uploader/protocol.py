@@ -2,11 +2,11 @@
 
 It does not promise who is at the other end: the folder and the mode of the socket decide that.
 
-client     Offer, with the descriptor of the memory that holds the snapshot
-uploader   SaveResult, once its save is over
+client     Offer, with the descriptors of the memory that holds the snapshot and of a socket
+uploader   SaveResult through that socket, once its save is over
 
-Each offer has a connection of its own, of the kind SOCK_SEQPACKET: a message comes whole, with its
-descriptor, or not at all.
+An offer is one datagram: it comes whole, with its descriptors, or not at all. One that is not read
+is lost with the uploader, and its socket is at its end then.
 """
 
 import json

@@ -286,7 +286,7 @@ class Drill(Gates):
             pid = self.uploader_of(agent)
             if pid is None:
                 return False
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
                 return connection.connect_ex(self.socket_of_uploader(pid)) == 0
 
         self.waits_for(answers, "an uploader that serves")

@@ -54,7 +54,7 @@ class Node:
             clock=self.clock,
         )
 
-    def offer(self, _path, _slots, newest, *, resumed_from, final, within_s):
+    def offer(self, _path, _slots, newest, *, resumed_from, final):
         assert final
         assert resumed_from is None
         self.offers.append(self.clock.now)

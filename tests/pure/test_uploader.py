@@ -29,8 +29,8 @@ from elastic.testing.fakes import FakeClock
 from elastic.uploader import client, fence, main
 from elastic.uploader.client import Handover, UploaderProcess, offer
 from elastic.uploader.fence import FencePage
-from elastic.uploader.main import End, Jobs, Uploader, _listen, serve
-from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.main import End, Uploader, _listen, serve
+from elastic.uploader.protocol import SaveResult, SaveState, UploaderConfig
 
 LIMIT_S = 60.0
 LARGE_BYTES = 5_000_000
@@ -225,24 +225,21 @@ def test_an_unknown_protocol_is_reported_to_the_owner(config):
     assert not process.stop(LIMIT_S)
 
 
-def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots, rendezvous):
-    """Step 1 is held before its commit record, and then by an agent that does not answer."""
+def test_the_newest_of_those_that_wait_is_saved_next(config, slots):
+    """Step 1 is held before its commit record while others are offered; of those one is written
+    over meanwhile.
+    """
     with InThread(config) as uploader:
         first = uploader.holds(hand_over(config, slots, 1))
-        second = hand_over(config, slots, 2, final=True)
-        third = hand_over(config, slots, 3)
-        assert state_of(second) is SaveState.DROPPED
-        rendezvous.asked.clear()
-        rendezvous.may_answer.clear()
+        gone, second, third = (hand_over(config, slots, step, final=True) for step in (2, 3, 4))
+        slots.invalidate(1)
         uploader.go_on.set()
-        try:
-            assert rendezvous.asked.wait(LIMIT_S)
-            fourth = hand_over(config, slots, 4)
-            assert "step 4" in third.wait(LIMIT_S).reason
-        finally:
-            rendezvous.may_answer.set()
-        assert [state_of(each) for each in (first, fourth)] == [SaveState.COMMITTED] * 2
+        results = [each.wait(LIMIT_S) for each in (first, gone, second, third)]
+    assert [each.state.value for each in results] == ["committed", "failed", "dropped", "committed"]
+    assert "step 4" in results[2].reason
     assert committed_steps(config) == [4, 1]
+    assert all(slots.lease(each.slot, each.seq) for each in slots.whole())
+    assert [slots._word(slot, _LEASES) for slot in range(4)] == [1, 0, 1, 1]
 
 
 def test_a_save_is_fenced_by_a_generation_without_its_node(
@@ -366,23 +363,16 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
     ]
 
 
-def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
-    """Three slots: one in flight, one waiting, one newest.
-
-    Nothing may be written until the first is answered.
-    """
-    slots = SnapshotSlots.create(4096, 3)
+def test_a_slot_is_lent_while_it_is_saved(config):
+    """Two slots, the newest of which is never given out either."""
+    slots = SnapshotSlots.create(4096, 2)
     with InThread(config) as uploader:
         first = uploader.holds(hand_over(config, slots, 1))
-        second = hand_over(config, slots, 2)
-        wait_until(lambda: slots._word(1, _LEASES))
-        keep(slots, 3)
+        keep(slots, 2)
         assert slots.begin() is None
         uploader.go_on.set()
         assert state_of(first) is SaveState.COMMITTED
         assert slots.begin() == 0
-        assert state_of(second) is SaveState.COMMITTED
-    assert committed_steps(config) == [2, 1]
 
 
 def test_a_snapshot_that_is_written_over_is_not_committed(config):
@@ -404,18 +394,16 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
 
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {}])
 def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
-    """The one slot is being saved, and holds another step than the offer, or held it before."""
+    """The one slot is leased, and holds another step than the offer, or held it before."""
     slots = SnapshotSlots.create(4096, 1)
-    with InThread(config) as uploader:
-        keep(slots, 1)
-        held = uploader.holds(hand_over(config, slots, 2))
-        gone = replace(slots.whole()[0], info=info(3), **change)
+    keep(slots, 1)
+    there = keep(slots, 2)
+    assert slots.lease(there.slot, there.seq)
+    with InThread(config, holds=False):
+        gone = replace(there, info=info(3), **change)
         result = offer(config.socket_path, slots, gone, resumed_from=None, final=False).wait(LIMIT_S)
-        assert result.state is SaveState.FAILED and "written over" in result.reason
-        assert slots.begin() is None
-        uploader.go_on.set()
-        assert state_of(held) is SaveState.COMMITTED
-    assert committed_steps(config) == [2]
+    assert result.state is SaveState.FAILED and "written over" in result.reason
+    assert slots.begin() is None
 
 
 class DyingProcess:
@@ -478,44 +466,43 @@ class HeldSaver:
         assert name != self._hangs_in or self.go_on.wait(LIMIT_S)
 
 
-@pytest.mark.parametrize(
-    ("hangs_in", "owner_lives", "end", "first"),
-    [
-        ("save", True, End.HUNG, "failed"),
-        ("save", False, End.ABANDONED, "failed"),
-        ("prune", True, End.HUNG, "committed"),
-    ],
-)
-def test_a_hanging_storage_fails_all_saves_and_keeps_no_uploader(
-    config, tmp_path, slots, *, hangs_in, owner_lives, end, first
-):
-    """A second save waits. Each look at the clock is past every limit that was set before; a save
-    that was committed before old checkpoints are deleted has not failed.
-    """
-    held, clock, clients = HeldSaver(hangs_in), FakeClock(), []
-    log = EventLog(config.events, node="n0", clock=clock)
-    jobs = Jobs(held, config, log, clock)
-    jobs.wakeup.settimeout(LIMIT_S)
-    for step in (1, 2):
-        snapshot = keep(slots, step)
-        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        clients.append(Handover(ours, step))
-        message = Offer(**meta_of(step) | {"slot": snapshot.slot, "seq": snapshot.seq})
-        jobs.offer(message, os.dup(slots.fd), theirs)
-    if hangs_in == "prune":
-        jobs.advance()
+def run_once(config, slots, saver, *, owner_lives=False):
+    """The loop over one offer, which lies there unread before the loop looks for the first time."""
+    log = EventLog(config.events, node="n0", clock=SystemClock())
     owner_fd, owner_end = os.pipe()
     if not owner_lives:
         os.close(owner_end)
-    with _listen(config.socket_path) as listener:
-        uploader = Uploader(jobs, listener, owner_fd, clock)
-        clock.monotonic = itertools.count(2000, 1000).__next__
-        assert uploader.run() is end
+    with _listen(config.socket_path) as offers:
+        handover = hand_over(config, slots, 1)
+        end = Uploader(saver, config, log, offers, owner_fd).run()
     os.close(owner_fd)
-    assert [state_of(each) for each in clients] == [first, "failed"]
-    assert [e["step"] for e in run_records.events(tmp_path / "run" / "events")] == [1, 2]
-    assert all(slots.lease(snapshot.slot, snapshot.seq) for snapshot in slots.whole())
-    held.go_on.set()
+    return end, state_of(handover)
+
+
+@pytest.mark.parametrize(
+    ("hangs_in", "owner_lives", "ends"),
+    [
+        ("nothing", False, (End.FINISHED, "committed")),
+        ("save", True, (End.HUNG, "failed")),
+        ("save", False, (End.ABANDONED, "failed")),
+        ("prune", True, (End.HUNG, "committed")),
+    ],
+)
+def test_a_hanging_storage_keeps_no_uploader(config, slots, monkeypatch, *, hangs_in, owner_lives, ends):
+    """A save that was committed before old checkpoints are deleted has not failed. An offer from
+    before its owner's end is saved.
+    """
+    saver = HeldSaver(hangs_in)
+    limits = iter({"save": [0.0], "prune": [LIMIT_S, 0.0]}.get(hangs_in, [LIMIT_S, LIMIT_S]))
+
+    class Results(main.SimpleQueue):
+        def get(self, timeout):
+            return super().get(timeout=next(limits))
+
+    monkeypatch.setattr(main, "SimpleQueue", Results)
+    assert run_once(config, slots, saver, owner_lives=owner_lives) == ends
+    assert slots._word(0, _LEASES) == 0
+    saver.go_on.set()
 
 
 def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch):
@@ -528,22 +515,6 @@ def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch):
     assert begun == [(sys.executable, sys.orig_argv)]
 
 
-def test_an_unread_offer_is_saved_after_its_owner_left(config, tmp_path, slots):
-    """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
-    before the loop looks for the first time.
-    """
-    clock = SystemClock()
-    log = EventLog(config.events, node="n0", clock=clock)
-    jobs = Jobs(HeldSaver("nothing"), config, log, clock)
-    owner_fd, owner_end = os.pipe()
-    os.close(owner_end)
-    with _listen(config.socket_path) as listener:
-        handover = hand_over(config, slots, 1)
-        assert Uploader(jobs, listener, owner_fd, clock).run() is End.FINISHED
-    os.close(owner_fd)
-    assert state_of(handover) is SaveState.COMMITTED
-
-
 def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
     """One client sends an offer that says nothing, another none of the memory, a third a file
     without slots; the next one's save is committed as if nothing had happened.
@@ -551,9 +522,10 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
     fd = os.memfd_create("image")
     with InThread(config, holds=False):
         for malformed, fds in (({"step": 1}, [fd]), (meta_of(1), []), (meta_of(1), [fd])):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.connect(config.socket_path)
-            socket.send_fds(connection, [json.dumps(malformed).encode()], fds)
-            assert state_of(Handover(connection, 1)) is SaveState.LOST
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, theirs:
+                sender.connect(config.socket_path)
+                socket.send_fds(sender, [json.dumps(malformed).encode()], [*fds, theirs.fileno()])
+            assert state_of(Handover(ours, 1)) is SaveState.LOST
         assert state_of(hand_over(config, slots, 2)) is SaveState.COMMITTED
     os.close(fd)
