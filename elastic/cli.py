@@ -29,7 +29,7 @@ from elastic.config.options import (
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt, supervisor
 from elastic.system.leave_deadline import LeavePage
-from elastic.system.output import drop_unread, open_closed_streams, print_if_read
+from elastic.system.output import open_closed_streams, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
 
@@ -191,7 +191,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
 
         interrupt.raise_from_here()
         code = launch(options, spawner, monitors, page)
-    drop_unread(sys.stdout)  # a closed terminal does not change how the training ended
+    print_if_read(file=sys.stdout)  # a closed terminal does not change how the training ended
     return code
 
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import NoReturn, cast
 
 from elastic.config import environment
-from elastic.config.listen_address import ListenAddress
 from elastic.config.options import (
     CheckOptions,
+    ListenAddress,
     WordParser,
     listen_address,
     split_recipe_args,

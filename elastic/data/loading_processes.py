@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from traceback import format_exception, format_exception_only
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -61,46 +60,6 @@ class KeyedBatches(Dataset[Any]):
         return self.dataset[sample]
 
 
-class LoadingError(Exception):
-    """An error of a data-loading process, by the name of its class and its words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteError:
-    """An error of another process, as words: an error that is unpickled runs its class's code.
-
-    is_refusal: a UsageError, which no restart mends.
-    """
-
-    is_refusal: bool
-    words: str
-    trace: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "RemoteError":
-        is_refusal = isinstance(error, UsageError)
-        words = str(error) if is_refusal else "".join(format_exception_only(error)).strip()
-        return cls(is_refusal=is_refusal, words=words, trace="".join(format_exception(error)))
-
-    def again(self) -> Exception:
-        error = UsageError(self.words) if self.is_refusal else LoadingError(self.words)
-        error.add_note(f"In a process that loads samples:\n{self.trace}")
-        return error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OrErrors(Dataset[Any]):
-    """An error is handed on as a value: torch would make another one of it, with its own words."""
-
-    batches: KeyedBatches
-
-    def __getitem__(self, request: Request) -> Any:
-        try:
-            return self.batches[request]
-        except Exception as error:
-            return RemoteError.of(error)
-
-
 def slices_ahead(count: int, ahead: int) -> int:
     """How many batches so many processes load before they are asked for, where `ahead` are wanted.
 
@@ -122,7 +81,7 @@ def load_in_processes(
     atexit.unregister(_kill_loading_processes)
     atexit.register(_kill_loading_processes)
     loading = DataLoader(
-        _OrErrors(batches=batches),
+        batches,
         batch_size=None,  # a request is a whole batch
         sampler=requests,
         num_workers=count,
@@ -131,22 +90,21 @@ def load_in_processes(
         worker_init_fn=_ignore_stop_signals,
     )
     with stop_signals.blocked():
-        return _or_raised(iter(loading))
+        return _or_refused(iter(loading))
 
 
 def _as_it_is(data: Any) -> Any:
     return data
 
 
-def _or_raised(loaded: Iterator[Any]) -> Iterator[Any]:
-    for data in loaded:
-        if isinstance(data, RemoteError):
-            break
-        yield data
-    else:
-        return
-    del loaded  # its processes end at once; the garbage collector, after the error, would wait for them
-    raise data.again()
+def _or_refused(loaded: Iterator[Any]) -> Iterator[Any]:
+    """Torch puts the traceback into the words of an error; a refusal gets its own words back."""
+    try:
+        yield from loaded
+    except UsageError as error:
+        raise UsageError(
+            str(error).rpartition(f"{UsageError.__module__}.UsageError: ")[2].rstrip()
+        ) from error
 
 
 def _ignore_stop_signals(_number: int) -> None:

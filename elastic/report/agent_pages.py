@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from elastic.agent.parts import AgentParts
-from elastic.config.listen_address import ListenAddress
+from elastic.config.options import ListenAddress
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import StepBatch
 from elastic.report.follower import Follower

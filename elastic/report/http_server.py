@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
-from elastic.config.listen_address import ListenAddress
+from elastic.config.options import ListenAddress
 from elastic.errors import ElasticError, UsageError
 from elastic.system.clock import Clock
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
-from elastic.config.listen_address import ListenAddress
+from elastic.config.options import ListenAddress
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, StoreFailed
 from elastic.observe.reader import RunReader

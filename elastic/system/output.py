@@ -19,15 +19,9 @@ def open_closed_streams() -> None:
 
 
 def print_if_read(*lines: str, file: TextIO) -> None:
-    """Print the lines, or drop them if nothing takes them."""
-    for line in lines:
-        drop_unread(file, f"{line}\n")
-
-
-def drop_unread(file: TextIO, text: str = "") -> None:
-    """Write a text, and what waits in the buffer; if nothing takes it, no later flush fails."""
+    """Print the lines, and what waits in the buffer; if nothing takes it, no later flush fails."""
     try:
-        file.write(text)
+        file.write("".join(f"{line}\n" for line in lines))
         file.flush()
     except OSError:
         with Path(os.devnull).open("wb") as nothing:

@@ -1,14 +1,14 @@
 """Every task is done, or the first error is raised; no thread of the call outlives it.
 
 A task is an iterator that stops between two pieces of its work: there an error elsewhere, or
-Ctrl-C, ends it. Where the kernel gives no thread, those that there are do everything. It does not
-promise to be faster: the tasks must leave Python's lock, as hashlib, NumPy and system calls do.
+Ctrl-C, ends it. It does not promise to be faster: the tasks must leave Python's lock, as hashlib,
+NumPy and system calls do.
 """
 
 import os
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 MOST_THREADS = 8  # so many read and hash faster than most disks and memories are
 
@@ -21,43 +21,20 @@ def num_threads() -> int:
 
 
 def run_all(tasks: Iterable[Task], threads: int) -> None:
-    """Run the tasks on this thread and on `threads` - 1 others. Raises the first error."""
-    run = _Run(deque(tasks))
-    helpers = [
-        threading.Thread(target=run.work, daemon=True, name=f"task-{number}")
-        for number in range(1, min(threads, len(run.waiting)))
-    ]
-    started = []
-    for helper in helpers:
+    """Run the tasks on so many threads. Raises the first error."""
+    is_over = Event()
+
+    def run(task: Task) -> None:
         try:
-            helper.start()
-        except RuntimeError:  # a limit of processes
-            break
-        started.append(helper)
-    run.work()
-    for helper in started:
-        helper.join()
-    if run.error is not None:
-        raise run.error
+            while not is_over.is_set() and next(task, is_over) is None:
+                pass
+        except BaseException:
+            is_over.set()
+            raise
 
-
-class _Run:
-    def __init__(self, waiting: deque[Task]) -> None:
-        self.waiting = waiting
-        self.error: BaseException | None = None
-
-    def work(self) -> None:
+    with ThreadPoolExecutor(threads) as pool:
         try:
-            while self.error is None and (task := self._next()) is not None:
-                for _ in task:
-                    if self.error is not None:
-                        return
-        except BaseException as error:
-            # The edge of a thread; on the caller's own thread the others have to end first.
-            self.error = self.error or error
-
-    def _next(self) -> Task | None:
-        try:
-            return self.waiting.popleft()
-        except IndexError:
-            return None
+            for done in [pool.submit(run, task) for task in tasks]:
+                done.result()
+        finally:
+            is_over.set()

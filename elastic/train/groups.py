@@ -10,7 +10,6 @@ groups.
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
@@ -26,7 +25,6 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from elastic.config.environment import Launch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
-from elastic.system.forked_child import closing_with_this_process
 from elastic.system.untrusted import decode, encode
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -128,7 +126,7 @@ class ProcessGroups:
             return self
         self.close()
         gradients = None
-        with self.waiting(), peers_may_die("the opening of fresh groups"), closing_with_this_process():
+        with self.waiting(), peers_may_die("the opening of fresh groups"):
             store = PrefixStore(name, self.store)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
             if self.gradients is not None:
@@ -156,7 +154,7 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
         torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
     if launch.master is None:
         return ProcessGroups(rank=0, world_size=1, local_rank=0, device=device)
-    with peers_may_die("the opening of the group"), closing_with_this_process():
+    with peers_may_die("the opening of the group"):
         if launch.agent is None or not launch.agent.imports_library:
             dist.init_process_group("gloo")  # torch opens the store in rank 0
         else:
@@ -184,11 +182,8 @@ def open_store(host: str, port: int, listening_fd: int | None) -> Store:
     """
     if listening_fd is None:
         return TCPStore(host, port, is_master=False, timeout=KEY_LIMIT)
-    # Under another number, so that `closing_with_this_process` takes it for a new socket.
-    own_fd = os.dup(listening_fd)
-    os.close(listening_fd)
     return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=KEY_LIMIT, master_listen_fd=own_fd
+        host, port, is_master=True, wait_for_workers=False, timeout=KEY_LIMIT, master_listen_fd=listening_fd
     )
 
 

@@ -18,7 +18,6 @@ import elastic
 from elastic.errors import UsageError
 from elastic.reduce.gradient_hooks import not_ours
 from elastic.system import forked_child, stop_signals
-from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
 from elastic.train.state.state import State
 
 _EXCHANGES = (
@@ -26,6 +25,9 @@ _EXCHANGES = (
 )
 # Python's, and what may lie in a folder of its own, where it is developed.
 _LIBRARIES = tuple(f"{Path(str(each.__file__)).resolve().parent}/" for each in (os, elastic, torch))
+
+# torch's CPU generator uses 32 bits of a seed. No recipe chose a larger seed; entropy gives one.
+RECIPE_SEEDS = 2**32
 
 _started: list[bool] = []
 _allowed: dict[signal.Signals, Any] = {}  # handlers that were looked at
@@ -45,7 +47,8 @@ def early_draws() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generators += torch.cuda.default_generators
     for generator in generators:
-        if generator.initial_seed() >= RECIPE_SEEDS and was_drawn_from(torch, generator):
+        fresh = torch.Generator(device=generator.device).manual_seed(seed := generator.initial_seed())
+        if seed >= RECIPE_SEEDS and not torch.equal(fresh.get_state(), generator.get_state()):
             raise UsageError(
                 "expected no draw from torch's unseeded generator before elastic.start, found one; build the "
                 f"model and split the data after elastic.start, or call torch.manual_seed (below {RECIPE_SEEDS}) first"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic.agent.parts import STANDS_STILL_S, AgentHealth
-from elastic.config.listen_address import ListenAddress
+from elastic.config.options import ListenAddress
 from elastic.errors import UsageError
 from elastic.report.agent_pages import AgentPages
 from elastic.report.http_server import MOST_CONNECTIONS, Answer, HttpServer, listen

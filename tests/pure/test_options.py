@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from elastic.cli import main
 from elastic.config import environment
 from elastic.config.durations import Every
-from elastic.config.listen_address import ListenAddress
 from elastic.config.options import (
     FLAGS,
     OPTIONS_HELP,
     VARIABLES,
+    ListenAddress,
     Options,
     asks_for,
     parse,

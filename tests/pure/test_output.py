@@ -7,11 +7,11 @@ import sys
 import pytest
 
 PRINT = "print_if_read('one', 'two', file=sys.stdout)\n"
-DROP = "print('three')\ndrop_unread(sys.stdout)\n"
+DROP = "print('three')\nprint_if_read(file=sys.stdout)\n"
 
 
 def ended(text, stdout):
-    begin = "import sys\nfrom elastic.system.output import drop_unread, print_if_read\n"
+    begin = "import sys\nfrom elastic.system.output import print_if_read\n"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     words = [sys.executable, "-c", begin + text]
     return subprocess.run(words, stdout=stdout, env=buffered, check=False).returncode

@@ -22,7 +22,6 @@ def test_every_piece_of_every_task_is_done_once(sizes, threads):
 
     run_all([task(number, size) for number, size in enumerate(sizes)], threads)
     assert sorted(done) == [(number, piece) for number, size in enumerate(sizes) for piece in range(size)]
-    assert not [each for each in threading.enumerate() if each.name.startswith("task-")]
 
 
 def endless(begun):
@@ -43,19 +42,3 @@ def test_an_error_ends_tasks_that_other_threads_have_begun(error):
 
     with pytest.raises(type(error)):
         run_all([endless(begun), failing(), endless(begun)], 2)
-
-
-def test_without_a_thread_the_caller_does_everything(monkeypatch):
-    """A limit of processes: Python raises RuntimeError where the kernel gives no thread."""
-    done = []
-
-    def refuse(_thread):
-        raise RuntimeError("can't start new thread")
-
-    def task(number):
-        done.append(number)
-        yield
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    run_all([task(number) for number in range(5)], 3)
-    assert done == [0, 1, 2, 3, 4]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from logged import logged
 from watched import agent
 
-from elastic.config.listen_address import ListenAddress
+from elastic.config.options import ListenAddress
 from elastic.config.run_dir import RunDir
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics

@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from elastic.errors import UsageError
-from elastic.system import global_random
 from elastic.train import refuse
 from elastic.train.state.state import State
 
@@ -85,16 +84,12 @@ def test_other_threads_and_a_second_run_are_refused(monkeypatch):
 
 
 def test_draws_of_an_unseeded_generator_are_refused(generator):
-    """A model that is built before elastic.start has other weights in each process. In plain python
-    a seed that was set before the import is kept.
-    """
+    """A model that is built before elastic.start has other weights in each process."""
     refuse.early_draws()
-    generator.manual_seed(5)
-    global_random._seed_torch(torch)
-    assert generator.initial_seed() == 5
+    torch.rand(1, generator=generator.manual_seed(5))
+    refuse.early_draws()
     generator.seed()
     torch.rand(1, generator=generator)
-    global_random._seed_torch(torch)
     with pytest.raises(UsageError, match=r"torch\.manual_seed"):
         refuse.early_draws()
 
