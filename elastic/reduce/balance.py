@@ -1,69 +1,44 @@
 """How many shards each rank computes follows from how long each of them worked.
 
 The result of a step does not depend on who computes which shard (tree.py), so a slow machine may
-get fewer of them, but one at least. A rank's own seconds in a step are a fixed part, and the same
-again for each of its shards. The best split is the one whose slowest rank is the fastest.
+get fewer of them, but one at least. A rank's own seconds in a step are counted as so many for each
+of its shards. Where a part of them is fixed, the first split moves too few shards, and the next
+ones move the rest. The best split is the one whose slowest rank is the fastest.
 
 Steps are looked at in windows. A window proposes a split where that gains more than `LEAST_GAIN`,
 and the next window, whose noise is another one, must confirm it. What the ranks need now is then
 counted low (a quartile of each rank's steps), and what they would need is not: noise alone moves
-nothing. The fixed part of a rank shows where the number of its shards has changed.
+nothing.
 
 All ranks have the same numbers and get the same split without a message. It does not see what more
 blocks of a span cost in the exchange, nor the memory of a rank that gets more shards.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from operator import mul
 
 WINDOW_STEPS, WINDOW_S, LONGEST_WINDOW = 16, 0.5, 256  # steps at least; seconds too; steps at most
 LEAST_GAIN = 1.05
-# Of a rank's seconds at least this share is that of its shards; and a change in their number tells
-# the fixed part only where it is at least this share of them.
-_OF_SHARDS, _TELLING = 0.25, 0.25
 
 OwnSeconds = Sequence[float]  # of each rank, in one step
 Counts = tuple[int, ...]  # how many shards each rank has
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a step costs a rank, in seconds."""
-
-    fixed_s: float
-    shard_s: float
-
-    def seconds(self, shards: int) -> float:
-        return self.fixed_s + shards * self.shard_s
-
-
-def best_split(costs: Sequence[Cost], shards: int) -> Counts:
+def best_split(shard_s: Sequence[float], shards: int) -> Counts:
     """The numbers of shards, one at least, with which the slowest rank is the fastest.
 
-    One shard after the other goes to the rank that will have the least seconds with it: since
-    seconds grow with shards, no other split is better.
+    shard_s: the seconds of each rank for a shard. One shard after the other goes to the rank that
+    will have the least seconds with it: since seconds grow with shards, no other split is better.
     """
-    counts = [1] * len(costs)
-    waiting = [(cost.seconds(2), rank) for rank, cost in enumerate(costs)]
+    counts = [1] * len(shard_s)
+    waiting = [(2 * seconds, rank) for rank, seconds in enumerate(shard_s)]
     heapify(waiting)
-    for _ in range(shards - len(costs)):
+    for _ in range(shards - len(shard_s)):
         _, rank = waiting[0]
         counts[rank] += 1
-        heapreplace(waiting, (costs[rank].seconds(counts[rank] + 1), rank))
+        heapreplace(waiting, ((counts[rank] + 1) * shard_s[rank], rank))
     return tuple(counts)
-
-
-def learned(before: Cost, was: tuple[int, float], now: tuple[int, float]) -> Cost:
-    """What a rank's steps cost. was, now: its shards and its seconds in two windows."""
-    (shards_was, was_s), (shards, now_s) = was, now
-    fixed_s = before.fixed_s
-    if abs(shards - shards_was) >= _TELLING * max(shards, shards_was):
-        shard_s = (now_s - was_s) / (shards - shards_was)
-        if shard_s > 0:  # else the machine's speed has changed meanwhile
-            fixed_s = max(0.0, now_s - shards * shard_s)
-    fixed_s = min(fixed_s, (1 - _OF_SHARDS) * now_s)
-    return Cost(fixed_s=fixed_s, shard_s=(now_s - fixed_s) / shards)
 
 
 class Balance:
@@ -81,8 +56,6 @@ class Balance:
         self._known = 0  # the last step whose split is known; 0 before the first `add`
         self._steps: list[OwnSeconds] = []  # of the window
         self._seconds = 0.0  # of its steps
-        self._costs: list[Cost] = []
-        self._was: list[tuple[int, float]] = []  # of each rank in the window before
         self._proposed: Counts | None = None
 
     def counts(self, step: int) -> Counts:
@@ -120,19 +93,16 @@ class Balance:
         of_ranks = list(map(sorted, zip(*self._steps, strict=True)))
         middle, quarter = len(self._steps) // 2, len(self._steps) // 4
         self._steps = []
-        observed = [(count, seconds[middle]) for count, seconds in zip(self._next, of_ranks, strict=True)]
+        shard_s = [seconds[middle] / count for count, seconds in zip(self._next, of_ranks, strict=True)]
         now_s = max(seconds[quarter] for seconds in of_ranks)
-        before = self._costs or [Cost(0.0, seconds / count) for count, seconds in observed]
-        self._costs = list(map(learned, before, self._was or observed, observed))
-        self._was = observed
-        proposed, self._proposed = self._proposed, None
-        if proposed is not None and self._gains(now_s, proposed):
-            return proposed
-        best = best_split(self._costs, self._shards)
-        self._proposed = best if self._gains(now_s, best) else None
-        return None
 
-    def _gains(self, now_s: float, split: Counts) -> bool:
-        """Whether the slowest rank would be faster by more than the least gain."""
-        seconds = max(cost.seconds(count) for cost, count in zip(self._costs, split, strict=True))
-        return now_s > LEAST_GAIN * seconds
+        def gains(split: Counts) -> bool:
+            """Whether the slowest rank would be faster by more than the least gain."""
+            return now_s > LEAST_GAIN * max(map(mul, shard_s, split))
+
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and gains(proposed):
+            return proposed
+        best = best_split(shard_s, self._shards)
+        self._proposed = best if gains(best) else None
+        return None

@@ -74,10 +74,6 @@ class Bucket:
         self.ids = frozenset(map(id, parameters))
         self.length = sum(p.numel() for p in parameters)
         self.missing: set[int] = set()
-        self.is_sent = False
-        # Those that autograd adds to more than once in one shard's backward, as reentrant
-        # activation checkpointing does where two checkpointed parts share a weight.
-        self.repeated: set[nn.Parameter] = set()
         self.stack: Stack[Tensor] = Stack(self._add)
         self._names = names
         self._vectors: dict[int, _Vector] = {}  # by the id of the flat tensor
@@ -96,10 +92,6 @@ class Bucket:
     def begin_shard(self, *, is_second: bool) -> None:
         self.missing = set(self.ids)
         self._is_second = is_second
-        if is_second:
-            # (a + b1) + b2 is not a + (b1 + b2): the shard's own sum is made first, by itself.
-            for parameter in self.repeated:
-                parameter.grad = None
 
     def collect(self, parameter: nn.Parameter) -> None:
         """Move the gradient that autograd just gave `parameter` into the vector.
@@ -109,16 +101,20 @@ class Bucket:
         zeroing the vector beforehand and adding to it.
 
         Raises UsageError for a gradient that is sparse, or of another dtype than the parameter,
-        that a hook took away, that came in parts where none did before, or of a parameter that the
-        function has frozen since.
+        that a hook took away, that comes in parts, or of a parameter that the function has frozen
+        since.
         """
         name = id(parameter)
         if name not in self.missing:
-            self._collect_again(parameter)
-            return
+            # As reentrant activation checkpointing gives it, where two checkpointed parts share a
+            # weight. In a second shard (a + b1) + b2 would not be a + (b1 + b2).
+            raise UsageError(
+                f"expected the gradient of {self._names.name_of(parameter)} at once in each shard, found it in parts; with activation checkpointing, pass "
+                "use_reentrant=False to torch.utils.checkpoint.checkpoint"
+            )
         self.missing.discard(name)
         gradient, view = parameter.grad, self._views[name]
-        if self._is_second and parameter not in self.repeated:
+        if self._is_second:
             if gradient is not view:
                 self._refuse(parameter)
         elif gradient is None:
@@ -128,9 +124,8 @@ class Bucket:
                 raise UsageError(sparse(self._names.name_of(parameter)))
             if gradient.dtype is not view.dtype:
                 raise UsageError(of_other_dtype(self._names.name_of(parameter), view.dtype, gradient.dtype))
-            if not self._is_second:
-                view.copy_(gradient)
-                parameter.grad = view
+            view.copy_(gradient)
+            parameter.grad = view
 
     def _refuse(self, parameter: nn.Parameter) -> None:
         """Raises UsageError."""
@@ -156,11 +151,6 @@ class Bucket:
                 if parameter.grad is not None and not self._is_second:  # autograd called no hook
                     raise UsageError(swapped(self._names.name_of(parameter)))
                 parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
-        if self._is_second:
-            for parameter in self.repeated:
-                if id(parameter) not in missing:
-                    assert parameter.grad is not None
-                    parameter.grad = self._views[id(parameter)].add_(parameter.grad)
 
     def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
         """The vector holds the sum of these shards: hand it to the stack.
@@ -178,7 +168,6 @@ class Bucket:
         """Take back the vectors of the last step, whose gradients are not needed any more."""
         self._free += self.stack.parts.values()
         self.stack = Stack(self._add)
-        self.is_sent = False
 
     def _free_vector(self) -> _Vector:
         """A gradient that nothing else refers to: the recipe may have kept an earlier one."""
@@ -191,16 +180,6 @@ class Bucket:
         views = dict(zip(map(id, self.parameters), cut(flat, self.parameters), strict=True))
         self._vectors[id(flat)] = vector = _Vector(flat, views)
         return vector
-
-    def _collect_again(self, parameter: nn.Parameter) -> None:
-        if parameter in self.repeated:
-            return
-        if self._is_second or self.is_sent:
-            raise UsageError(
-                f"expected the gradient of {self._names.name_of(parameter)} in as many parts in each shard, found several after one; with activation checkpointing, pass "
-                "use_reentrant=False to torch.utils.checkpoint.checkpoint"
-            )
-        self.repeated.add(parameter)
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
         left.add_(right)

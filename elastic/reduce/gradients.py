@@ -57,9 +57,6 @@ class Layout:
         self.ids = list(map(id, self.parameters))
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.ids}
         self.last_used = 0  # the number of the computation
-        # Its first backward shows which gradients come in parts. Until then no bucket is sent
-        # before backward is over.
-        self.is_known = False
 
 
 class Gradients:
@@ -147,7 +144,6 @@ class Gradients:
             self._check()
             while self._next < len(self._layout.buckets):
                 self._send()
-            self._layout.is_known = True
             return
         pair = self._pair_of(shard)
         for bucket in self._layout.buckets:
@@ -286,12 +282,8 @@ class Gradients:
         bucket.collect(parameter)
         if not self._is_last or self._thread is None:
             return  # after_backward sends it, or no other rank waits for it
-        # Send in bucket order only: a bucket that is complete early waits for those before it. One
-        # with gradients that come in parts is complete when backward is over.
-        while self._layout.is_known and self._next < len(self._layout.buckets):
-            bucket = self._layout.buckets[self._next]
-            if bucket.missing or bucket.repeated:
-                return
+        # Send in bucket order only: a bucket that is complete early waits for those before it.
+        while self._next < len(self._layout.buckets) and not self._layout.buckets[self._next].missing:
             self._send()
 
     def _keep_late(self, parameter: nn.Parameter) -> None:
@@ -317,7 +309,6 @@ class Gradients:
         bucket = self._layout.buckets[self._next]
         self._fill_missing(bucket)
         self._end_pair(bucket, self._pairs[-1])
-        bucket.is_sent = True
         self._next += 1
         run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients")
         self._sums.append(run() if self._thread is None else self._thread.submit(run))
