@@ -94,7 +94,7 @@ class Balance:
         middle, quarter = len(self._steps) // 2, len(self._steps) // 4
         self._steps = []
         shard_s = [seconds[middle] / count for count, seconds in zip(self._next, of_ranks, strict=True)]
-        now_s = max(seconds[quarter] for seconds in of_ranks)
+        now_s: float = max(seconds[quarter] for seconds in of_ranks)
 
         def gains(split: Counts) -> bool:
             """Whether the slowest rank would be faster by more than the least gain."""
