@@ -19,7 +19,7 @@ from pathlib import Path
 
 from elastic.agent.run_directory import rendezvous_config
 from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import Process, ProcessStart, wait_any_exit
+from elastic.agent.worker_process import Process, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
@@ -33,6 +33,7 @@ from elastic.storage.store import read_small
 from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
+from elastic.system.fork_protocol import StartRequest
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 
@@ -173,9 +174,8 @@ def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]
         answer = folder / identity.NAME
         env = environment.variables() | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
-        child = spawner.start(
-            ProcessStart(command=(str(recipe), *arguments), env=env, stdout=out.fileno(), stderr=_STDERR)
-        )
+        request = StartRequest(command=(str(recipe), *arguments), env=env)
+        child = spawner.start(request, out.fileno(), _STDERR)
         try:
             code = _exit_code(child)
         finally:

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart, ServerGone, never
+from elastic.agent.worker_process import ForkServerClient, Process, ServerGone, never
 from elastic.errors import CannotStart
+from elastic.system.fork_protocol import StartRequest
 from elastic.system.untrusted import parse_number
 
 
@@ -75,14 +76,14 @@ class Spawner:
         self._replace(None)
         self._say(reason)
 
-    def start(self, start: ProcessStart) -> Process:
-        """Raises CannotStart."""
+    def start(self, request: StartRequest, *descriptors: int) -> Process:
+        """descriptors: as in StartRequest. Raises CannotStart."""
         try:
-            process = self._server.start(start, self.interrupted)
+            process = self._server.start(request, descriptors, self.interrupted)
         except ServerGone as reason:
             self._give_up(str(reason))
             self._replace(None)
-            process = self._server.start(start)
+            process = self._server.start(request, descriptors)
         if process.spawned:
             self._say(process.spawned)
         return process

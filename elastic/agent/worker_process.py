@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe  # noqa: TID251 - bytes alone, between an agent and its child
@@ -38,17 +38,6 @@ _CLOCK = SystemClock()
 
 def never() -> bool:
     return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStart:
-    """One process to start. Its descriptors stay open in the caller."""
-
-    command: tuple[str, ...]  # the recipe and its arguments
-    env: Mapping[str, str]  # the whole environment
-    stdout: int
-    stderr: int
-    store_fd: int | None = None  # the listening socket of the generation's store, if it serves that
 
 
 class ServerGone(CannotStart):
@@ -100,17 +89,18 @@ class ForkServerClient:
     def pid(self) -> int:
         return self._server.pid
 
-    def start(self, start: ProcessStart, interrupted: Callable[[], bool] = never) -> "Process":
-        """A process that runs by now. Raises CannotStart; ServerGone also when `interrupted()`."""
+    def start(
+        self, request: StartRequest, descriptors: Sequence[int], interrupted: Callable[[], bool] = never
+    ) -> "Process":
+        """A process that runs by now. Raises CannotStart; ServerGone also when `interrupted()`.
+
+        descriptors: as in StartRequest; they stay open here.
+        """
         self.wait_ready(interrupted)
-        request = StartRequest(
-            command=start.command, env=dict(start.env), serves_store=start.store_fd is not None
-        )
         try:
             self._connection.send_bytes(json.dumps(encode(request)).encode())
-            for descriptor in (start.stdout, start.stderr, start.store_fd):
-                if descriptor is not None:
-                    send_handle(self._connection, descriptor, self.pid)
+            for descriptor in descriptors:
+                send_handle(self._connection, descriptor, self.pid)
         except OSError as error:
             self.kill()
             raise ServerGone(f"it took no request ({error})") from error

@@ -13,7 +13,7 @@ A worker has torchrun's variables, so that a script written for torchrun runs un
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from elastic.agent.decide import WorkerExit
 from elastic.agent.own_failures import OwnFailures, first_failure
 from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
-from elastic.agent.worker_process import Process, ProcessStart, wait_any_exit
+from elastic.agent.worker_process import Process, wait_any_exit
 from elastic.config.environment import AgentLink, variables
 from elastic.errors import (
     EXIT_AGAIN,
@@ -36,6 +36,7 @@ from elastic.rendezvous.group import WorkerFailure
 from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import REHEARSAL
 from elastic.system.files import make_folders
+from elastic.system.fork_protocol import StartRequest
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
@@ -46,11 +47,9 @@ END_POLL_S = 0.1
 class WorkerStart:
     rank: int
     local_rank: int
-    command: tuple[str, ...]  # the recipe and its arguments
-    env: Mapping[str, str]
+    request: StartRequest
     log: Path
-    is_plain: bool = False  # a script without this library, which may mean anything by its codes
-    store_fd: int | None = None  # as in ProcessStart
+    store: tuple[int, ...] = ()  # the listening socket of the generation's store, if it serves that
 
 
 class NodeWorkers:
@@ -174,7 +173,7 @@ class NodeWorkers:
     def _record_exit(self, seen: WorkerExit, *, victim: bool) -> None:
         rank, code, pid = seen.rank, seen.code, self.pid(seen.rank)
         name = signal.Signals(-code).name if code < 0 else None
-        is_plain = self._starts[rank].is_plain
+        is_plain = not self._parts.settings.imports_library  # its codes may mean anything
         is_planned = code in (EXIT_COMPLETE, EXIT_INTERRUPTED) or (code == EXIT_AGAIN and not is_plain)
         code = code if is_plain else shown_code(code)
         self._parts.log.record(
@@ -197,15 +196,7 @@ class NodeWorkers:
             )
             log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
         with log:
-            return self._parts.spawner.start(
-                ProcessStart(
-                    command=start.command,
-                    env=start.env,
-                    stdout=log.fileno(),
-                    stderr=log.fileno(),
-                    store_fd=start.store_fd,
-                )
-            )
+            return self._parts.spawner.start(start.request, log.fileno(), log.fileno(), *start.store)
 
 
 # How to start the workers of a generation.
@@ -234,18 +225,16 @@ def worker_starts(
         disturbs=entered.cause == REHEARSAL,
         evidence=str(settings.scratch / "evidence.json") if settings.does_steps_again else "",
     )
-    return [
-        WorkerStart(
-            rank=entered.base_rank + local_rank,
-            local_rank=local_rank,
-            command=(options.recipe, *options.recipe_args),
-            env=variables() | launcher_variables(entered, settings, local_rank) | link.to_env(),
-            log=settings.run.log(generation=entered.number, rank=entered.base_rank + local_rank),
-            is_plain=not settings.imports_library,
-            store_fd=store.fileno() if store is not None and not local_rank else None,
+    starts, command = [], (options.recipe, *options.recipe_args)
+    for local_rank in range(settings.nproc):
+        rank, env = entered.base_rank + local_rank, launcher_variables(entered, settings, local_rank)
+        served = () if store is None or local_rank else (store.fileno(),)
+        request = StartRequest(
+            command=command, env=variables() | env | link.to_env(), serves_store=bool(served)
         )
-        for local_rank in range(settings.nproc)
-    ]
+        log = settings.run.log(generation=entered.number, rank=rank)
+        starts.append(WorkerStart(rank=rank, local_rank=local_rank, request=request, log=log, store=served))
+    return starts
 
 
 def launcher_variables(entered: Generation, settings: Settings, local_rank: int) -> dict[str, str]:

@@ -17,7 +17,7 @@ class StartRequest:
 
     command: tuple[str, ...]  # the recipe and its arguments
     env: dict[str, str]  # the whole environment
-    serves_store: bool
+    serves_store: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

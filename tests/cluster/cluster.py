@@ -27,7 +27,8 @@ from machines import UNPRIVILEGED, Machine, Machines, command
 from oracle import AHEAD_S
 from supervised import remove
 
-from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart
+from elastic.agent.worker_process import ForkServerClient, Process
+from elastic.system.fork_protocol import StartRequest
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
@@ -101,11 +102,8 @@ class Cluster(ExitStack):
             "ENTER_FOLDER": self._start_folder,
         }
         with printed.open("xb") as out:
-            process = self._warm.start(
-                ProcessStart(
-                    command=(str(ENTER), *words), env={**env, **how}, stdout=out.fileno(), stderr=out.fileno()
-                )
-            )
+            request = StartRequest(command=(str(ENTER), *words), env={**env, **how})
+            process = self._warm.start(request, (out.fileno(), out.fileno()))
         while not told.exists():
             if process.poll() is not None:
                 raise RuntimeError(f"expected a process in {node}, found: {printed.read_text()}")

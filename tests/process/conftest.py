@@ -23,11 +23,12 @@ import run_records
 import torch.distributed.run
 from gates import PATIENCE_S, Gates, wait_for
 
-from elastic.agent.worker_process import ForkServerClient, Process, ProcessStart
+from elastic.agent.worker_process import ForkServerClient, Process
 from elastic.cli import main
 from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
+from elastic.system.fork_protocol import StartRequest
 from elastic.uploader.protocol import UploaderConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -158,8 +159,8 @@ class Drill(Gates):
 
         def fork(out: IO[bytes]) -> Any:
             to = out.fileno() if console is None else console
-            start = ProcessStart(command=(str(AGENT), *words), env=self._env(env), stdout=to, stderr=to)
-            return ForkedAgent(words, self.fork_server.start(start))
+            request = StartRequest(command=(str(AGENT), *words), env=self._env(env))
+            return ForkedAgent(words, self.fork_server.start(request, (to, to)))
 
         return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
 

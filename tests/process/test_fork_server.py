@@ -17,10 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import ForkServerClient, ProcessStart, wait_any_exit
+from elastic.agent.worker_process import ForkServerClient, wait_any_exit
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import interpreter
 from elastic.system import stop_signals
+from elastic.system.fork_protocol import StartRequest
 
 # In one process of pytest: each would import for a node of its own.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600), pytest.mark.xdist_group("fork server")]
@@ -122,17 +123,14 @@ class Node:
         assert self.spawner._server is not None
         return self.spawner._server
 
+    def request(self, *arguments, env=None):
+        variables = os.environ | {"RANK": "3"} | (env or {})
+        return StartRequest(command=(str(self.recipe), *arguments), env=variables)
+
     def runs(self, start, *arguments, env=None):
         """Run to the end; returns the exit code and what the process printed after PRINTED."""
         with tempfile.TemporaryFile() as log:
-            process = start(
-                ProcessStart(
-                    command=(str(self.recipe), *arguments),
-                    env=os.environ | {"RANK": "3"} | (env or {}),
-                    stdout=log.fileno(),
-                    stderr=log.fileno(),
-                )
-            )
+            process = start(self.request(*arguments, env=env), log.fileno(), log.fileno())
             while process.poll() is None:
                 wait_any_exit([process], FOR_EVER_S)
             log.seek(0)
@@ -146,15 +144,16 @@ class Node:
             WorkerStart(
                 rank=rank,
                 local_rank=rank,
-                command=(str(self.recipe), *arguments),
-                env=os.environ | {"RANK": str(rank)},
+                request=self.request(*arguments, env={"RANK": str(rank)}),
                 log=self.folder / f"logs-{self.logs}" / f"rank{rank}.log",
             )
             for rank in range(size)
         ]
-        page = SimpleNamespace(open_step=lambda _: None)
+        page, settings = SimpleNamespace(open_step=lambda _: None), SimpleNamespace(imports_library=True)
         quiet = {name: Quiet() for name in ("log", "console", "clock")}
-        return NodeWorkers(starts, SimpleNamespace(spawner=self.spawner, page=page, **quiet))
+        return NodeWorkers(
+            starts, SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet)
+        )
 
     def stand(self, size: int) -> tuple[NodeWorkers, list[int]]:
         """Workers that ignore SIGTERM and have a child each; returns all their pids once they have
@@ -376,13 +375,8 @@ def test_a_worker_that_exits_takes_its_session_with_it(node, is_forked):
     here the file of one stands for that.
     """
     with (node.folder / "left.log").open("w+b") as log:
-        start = ProcessStart(
-            command=(str(node.recipe), "leave"),
-            env=os.environ | {"RANK": "3"},
-            stdout=log.fileno(),
-            stderr=log.fileno(),
-        )
-        process = (node.spawner if is_forked else node.spawns).start(start)
+        spawner = node.spawner if is_forked else node.spawns
+        process = spawner.start(node.request("leave"), log.fileno(), log.fileno())
         while process.poll() is None:
             wait_any_exit([process], FOR_EVER_S)
         log.seek(0)

@@ -18,8 +18,11 @@ def test_a_fork_server_that_reports_no_exit_is_killed():
         )
         page = SimpleNamespace(open_step=lambda _rank: None)
         log, console = SimpleNamespace(record=said.append), SimpleNamespace(print_line=said.append)
-        workers = NodeWorkers([], SimpleNamespace(page=page, log=log, console=console, clock=clock))
-        workers._starts = {0: SimpleNamespace(rank=0, local_rank=0, is_plain=False)}
+        settings = SimpleNamespace(imports_library=True)
+        workers = NodeWorkers(
+            [], SimpleNamespace(page=page, log=log, console=console, clock=clock, settings=settings)
+        )
+        workers._starts = {0: SimpleNamespace(rank=0, local_rank=0)}
         workers._processes, workers.wait = {0: process}, clock.sleep
         began_s = clock.now
         workers.kill(None, within_s=within_s)

@@ -12,9 +12,9 @@ from elastic.agent import worker_process
 from elastic.agent.agent import NodeAgent
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import ForkServerClient, ProcessStart
+from elastic.agent.worker_process import ForkServerClient
 from elastic.rendezvous.group import RunEnd
-from elastic.system.fork_protocol import Exited, Ready, Started
+from elastic.system.fork_protocol import Exited, Ready, Started, StartRequest
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
 from elastic.testing.fakes import FakeClock
@@ -104,12 +104,12 @@ def test_a_worker_with_a_reused_number_has_not_ended(importing, ends):
     """With 32,768 numbers, a node comes back to one within hours. The second worker may end before
     anyone has read that it began.
     """
-    client, start = ForkServerClient(importing.start), ProcessStart(command=(), env={}, stdout=1, stderr=2)
+    client, request = ForkServerClient(importing.start), StartRequest(command=(), env={})
     importing.says(Ready(gpus=0), Started(pid=8, spawned=None), Exited(pid=8, code=0))
-    first = client.start(start)
+    first = client.start(request, (1, 2))
     assert first.poll() == 0
     importing.says(Started(pid=8, spawned=None), *([Exited(pid=8, code=3)] if ends else []))
-    assert client.start(start).poll() == (3 if ends else None)
+    assert client.start(request, (1, 2)).poll() == (3 if ends else None)
     client.close()
 
 
