@@ -12,15 +12,14 @@ from contextlib import suppress
 from elastic.agent.decide import Action, Observation, decide
 from elastic.agent.generation import NodeGeneration
 from elastic.agent.hang_detector import HangDetector
-from elastic.agent.own_failures import OwnFailures
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import NodeWorkers, worker_starts
+from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_DIVERGED,
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     ElasticError,
     Interrupted,
@@ -60,7 +59,10 @@ class NodeAgent:
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
-        self._failures = OwnFailures()
+        # Consecutive failures without a new step which the restored state may have caused: all but
+        # those by SIGKILL. The workers skip a state that was restored too often without progress.
+        self._suspect = 0
+        self._divergence: Divergence | None = None  # because of which the next workers do steps again
         detector = HangDetector(fixed_limit_s=parts.settings.options.hang_timeout.value or None)
         self._watchdog = Watchdog(detector, parts.page, parts.log, parts.clock)
         parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
@@ -114,7 +116,7 @@ class NodeAgent:
         except Interrupted:
             self.others_go_on = parts.leave_group(self.last_step)
             reason = f"{parts.shutdown.reason} while it waited for the group"
-            return RunEnd(exit_code=self._leaving_code, reason=reason)
+            return RunEnd(exit_code=EXIT_INTERRUPTED, reason=reason)
         except (RendezvousTimeout, BackendFailed) as error:
             # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
             # command goes on when that has changed. Others give up as well, and are not waited for.
@@ -157,7 +159,7 @@ class NodeAgent:
                 case Action.DUMP_STACKS:
                     generation.dump_stacks(decision.reason)
                 case Action.REJOIN:
-                    self._failures.count(view.failure)
+                    self._count(view.failure)
                     generation.record_end(decision.reason)
                     return None
                 case Action.CLOSE_AND_REJOIN | Action.AGAIN:
@@ -170,14 +172,14 @@ class NodeAgent:
                     is_final = decision.action is Action.END_RUN
                     end = (generation.end_run if is_final else generation.fail)(decision.reason)
                     self.failure = generation.failure
-                    self._failures.count(generation.failure)
+                    self._count(generation.failure)
                     return end
                 case Action.LEAVE:
                     if self._is_worth_a_redo(generation, decision.reason):
                         return None
                     generation.leave(decision.reason)
                     self.others_go_on = self._parts.leave_group(self.last_step)
-                    return RunEnd(exit_code=self._leaving_code, reason=decision.reason)
+                    return RunEnd(exit_code=EXIT_INTERRUPTED, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None
                     self.failure = view.failure
@@ -188,7 +190,6 @@ class NodeAgent:
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
         parts.note_commit()
-        parts.run_dir_watch.poll()
         self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
@@ -219,7 +220,7 @@ class NodeAgent:
         """
         parts = self._parts
         shutdown = parts.shutdown
-        if not parts.settings.imports_library or shutdown.is_banned or shutdown.is_over(Share.REDO):
+        if not parts.settings.imports_library or shutdown.is_over(Share.REDO):
             return False
         last_step = self.last_step
         generation.kill_workers()
@@ -247,7 +248,7 @@ class NodeAgent:
     def _is_interrupted(self) -> bool:
         """Asked again and again while this node waits for a generation, by more than one thread."""
         shutdown = self._parts.shutdown
-        is_owing = self._owed_step > 0 and not shutdown.is_banned and not shutdown.is_over(Share.REDO)
+        is_owing = self._owed_step > 0 and not shutdown.is_over(Share.REDO)
         return shutdown.reason is not None and not is_owing
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
@@ -277,15 +278,21 @@ class NodeAgent:
             has_drain=parts.page.drain,
         )
 
-    def _settle_divergence(self) -> None:
-        parts, failures = self._parts, self._failures
-        settled, parts.page.settled = parts.page.settled, Settled.NOT
-        if settled is not Settled.NOT and (said := failures.agree(was_here=settled is Settled.HERE)):
-            (parts.shutdown.ban if failures.is_faulty else parts.console.print_line)(said)
+    def _count(self, failure: WorkerFailure | None) -> None:
+        self._suspect += failure is not None and not failure.from_outside
 
-    @property
-    def _leaving_code(self) -> int:
-        return EXIT_FAILED if self._failures.is_faulty else EXIT_INTERRUPTED
+    def _settle_divergence(self) -> None:
+        """The workers agree again: forget the difference, and say it if it was this node's."""
+        parts = self._parts
+        settled, parts.page.settled = parts.page.settled, Settled.NOT
+        if settled is Settled.NOT or (known := self._divergence) is None:
+            return
+        self._divergence = None
+        if settled is Settled.HERE:
+            parts.console.print_line(
+                f"this node computed something else at step {known.step}: if it does so again, test its memory and"
+                " processors, or replace it"
+            )
 
     # The workers of a generation.
 
@@ -304,7 +311,7 @@ class NodeAgent:
         parts.memory.publish()
         self._watchdog.start_generation()
         self._record_start(entered)
-        self._failures.generation_begins(entered.restarts)
+        self._suspect = min(self._suspect, entered.restarts)  # which a new step sets to 0
         with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
             settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
         store = self._sockets.take(entered.endpoint)
@@ -313,7 +320,8 @@ class NodeAgent:
             # before it does costs a restart.
             store.close()
             store = None
-        workers = NodeWorkers(worker_starts(entered, parts, self._failures, store), parts)
+        starts = worker_starts(entered, parts, store, suspect=self._suspect, divergence=self._divergence)
+        workers = NodeWorkers(starts, parts)
         if store is not None:
             store.close()  # the worker has it: peers are to learn at once when that ends
         self._generation = NodeGeneration(parts, entered.number, workers, self._watchdog)
@@ -344,6 +352,6 @@ class NodeAgent:
         self._parts.health.generation = None
         self._generation.kill_workers()
         self._settle_divergence()
-        self._failures.generation_ended(self._generation.divergence)
+        self._divergence = self._generation.divergence or self._divergence
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None

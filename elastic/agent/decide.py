@@ -47,7 +47,7 @@ class Action(Enum):
     REDO = "redo"  # close this generation without counting a restart: ranks differed, steps are done again
     FAIL = "fail"  # close this generation, counting a restart, and rejoin if restarts are left
     END_RUN = "end run"  # end the run on all nodes, with the exit code for a failure
-    LEAVE = "leave"  # leave the group, with the exit code for interrupted, or 1 where this machine is faulty
+    LEAVE = "leave"  # leave the group, with the exit code for interrupted
     STOP = "stop"  # the run has ended on all nodes: exit as it did
 
 

@@ -18,7 +18,6 @@ from elastic.agent.preemption import open_notices
 from elastic.agent.run_directory import (
     answer_of,
     claim,
-    has_trained_nothing,
     open_backend,
     open_rendezvous,
     release_place,
@@ -30,7 +29,6 @@ from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner
 from elastic.checkpoint.newest_generation import newest_generation
-from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded
@@ -113,8 +111,7 @@ def _run(
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, sockets.address, every_s, _CLOCK)))
         rendezvous = open_rendezvous(settings, backend, sockets, probes, newest, console.print_line)
-        is_new = settings.is_new or has_trained_nothing(settings)
-        if answer_of(partial(rendezvous.reopen, is_new=is_new), settings) is not None:
+        if answer_of(partial(rendezvous.reopen, is_new=settings.is_new), settings) is not None:
             check_finished(settings, rendezvous.committed_step)
             return _finished(settings)
         place = take_place(settings, rendezvous)
@@ -122,7 +119,7 @@ def _run(
         uploader = _start_uploader(settings, backend)
         uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
-        parts = AgentParts(settings, rendezvous, place, shutdown, spawner, uploader=uploader, console=console)
+        parts = AgentParts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
         agent = NodeAgent(parts, sockets)
         _handle_signals(options, shutdown)
         if run.is_remote:
@@ -131,8 +128,7 @@ def _run(
         console.start()
         stack.callback(console.stop)
         stack.callback(shutdown.tidy, rendezvous.stop)
-        notices = open_notices(options, environment.variables(), shutdown.request, console.print_line, _CLOCK)
-        stack.enter_context(notices)
+        stack.enter_context(open_notices(options, shutdown.request, console.print_line))
         for each in monitors:
             each.start(parts)
         agent.run()

@@ -9,7 +9,6 @@ from typing import Protocol
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
-from elastic.agent.run_directory import RunDirWatch
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
@@ -22,7 +21,6 @@ from elastic.faults.plan import parse
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import RunEnd
-from elastic.rendezvous.meeting_place import Place
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
@@ -65,18 +63,16 @@ class AgentHealth:
 class AgentParts:
     """The parts of one agent, which outlive its generations."""
 
-    def __init__(  # noqa: PLR0913 - what the agent is made of
+    def __init__(
         self,
         settings: Settings,
         rendezvous: Rendezvous,
-        place: Place,
         shutdown: ShutdownRequest,
         spawner: Spawner,
         *,
         uploader: UploaderProcess,
         console: ConsoleFollower,
     ) -> None:
-        """place: where the nodes meet."""
         options, run, report, clock = settings.options, settings.run, console.print_line, _CLOCK
         self.settings, self.shutdown, self.spawner, self.uploader = settings, shutdown, spawner, uploader
         self.console, self.clock = console, clock
@@ -96,7 +92,6 @@ class AgentParts:
             clock=clock,
         )
         self.faults = NodeFaults(parse(options.faults or ""), Claims(run.faults), self.log, clock)
-        self.run_dir_watch = RunDirWatch(settings, place, report, shutdown.ban, clock)
         self.health = AgentHealth(clock)
         self._commit = (0, 0)  # the last that `note_commit` has seen
 

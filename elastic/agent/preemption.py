@@ -22,18 +22,18 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Annotated, Any
 
+from elastic.config import environment
 from elastic.config.options import CloudName, Options
-from elastic.system.clock import Clock
 from elastic.system.untrusted import decode, fits, parse_json, pattern
 
 # The shortest notice is of thirty seconds.
 FILE_EVERY_S, CLOUD_EVERY_S, COMMAND_EVERY_S = 0.04, 2.0, 5.0
 COMMAND_S = 10.0
 ANSWER_S = 5.0  # of each wait for bytes
-KILLED_WITHIN_S = 5.0  # of the context's end: a command that runs
 ANSWER_LIMIT_BYTES = 1024 * 1024
 ADDRESS = "169.254.169.254"  # of all three clouds
 _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
+_KILLED = 128 + signal.SIGKILL
 _SHORT_TEXT = Annotated[str, pattern("[ -~]{1,200}", "a short text")]
 
 
@@ -50,37 +50,28 @@ class Source:
 
 @contextmanager
 def open_notices(
-    options: Options,
-    environ: Mapping[str, str],
-    leave: Callable[[str], None],
-    report: Callable[[str], None],
-    clock: Clock,
+    options: Options, leave: Callable[[str], None], report: Callable[[str], None]
 ) -> Iterator[None]:
     """While the context is open, a notice calls `leave` with its reason, from a thread."""
-    is_over, threads = threading.Event(), []
-    for source in sources(options, environ, is_over, clock):
+    is_over = threading.Event()
+    for source in sources(options):
         watched = source, leave, report, is_over.wait
-        threads.append(threading.Thread(target=watch, args=watched, name=source.name, daemon=True))
-        threads[-1].start()
+        threading.Thread(target=watch, args=watched, name=source.name, daemon=True).start()
     try:
         yield
     finally:
         is_over.set()
-        if options.notice_command is not None:  # what holds the other threads ends with the process
-            threads[-1].join(KILLED_WITHIN_S)
 
 
-def sources(
-    options: Options, environ: Mapping[str, str], is_over: threading.Event, clock: Clock
-) -> list[Source]:
-    """Those that the options name, the command last."""
+def sources(options: Options) -> list[Source]:
+    """Those that the options name."""
     found = []
     if options.notice is not None:
-        found.append(cloud_source(options.notice, environ))
+        found.append(cloud_source(options.notice, environment.variables()))
     if (file := options.notice_file) is not None:
         found.append(Source(name=file, ask=partial(_ask_file, file), every_s=FILE_EVERY_S))
     if (command := options.notice_command) is not None:
-        ask = partial(_ask_command, command, is_over, clock)
+        ask = partial(_ask_command, command)
         found.append(Source(name=command, ask=ask, every_s=COMMAND_EVERY_S))
     return found
 
@@ -118,21 +109,13 @@ def _ask_file(file: str) -> str | None:
     return file if os.path.exists(file) else None  # noqa: PTH110
 
 
-def _ask_command(command: str, is_over: threading.Event, clock: Clock) -> str | None:
+def _ask_command(command: str) -> str | None:
+    # timeout kills all that the command started, also where this process has died.
+    words = ["timeout", "--signal=KILL", f"{COMMAND_S:g}", "/bin/sh", "-c", command]
     null = subprocess.DEVNULL
-    words = ["/bin/sh", "-c", command]
-    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
-    deadline = clock.monotonic() + COMMAND_S
-    try:
-        while (code := process.poll()) is None:
-            if clock.monotonic() > deadline:
-                raise TimeoutError(f"it takes longer than {COMMAND_S:g} s")
-            if is_over.wait(FILE_EVERY_S):
-                return None
-    finally:
-        if process.poll() is None:  # with everything that it started
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    code = subprocess.run(words, stdin=null, stdout=null, stderr=null, check=False).returncode
+    if code in (_KILLED, -signal.SIGKILL):
+        raise TimeoutError(f"it takes longer than {COMMAND_S:g} s")
     if code in _NOT_RUN:
         raise ValueError(f"it exits with {code}")
     return command if code == 0 else None

@@ -10,7 +10,6 @@ run twice: nothing is known of it but its text.
 """
 
 import ast
-import os
 import signal
 import sys
 import tempfile
@@ -81,19 +80,6 @@ def check_command(options: Options) -> None:
     address_of(options)
     if options.meets_in_objects:
         check_url(config.endpoint)
-    try:
-        parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
-        is_folder = parent != run.local or parent.is_dir()
-    except OSError as error:  # a name that is too long
-        raise UsageError(f"expected the name of a run directory, found: {error}") from error
-    if not options.run_dir or not is_folder:
-        raise UsageError(
-            f"expected a folder or a URL, found --run-dir {options.run_dir!r}; take another, or none for runs/<recipe name>"
-        )
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
-        )
     if options.from_ is not None:
         check_url(options.from_.run_dir.checkpoints_url)
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed

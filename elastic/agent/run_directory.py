@@ -9,32 +9,26 @@ library has none.
 The options and the directory lead to a rendezvous backend that answers. Which nodes take part is
 the group's decision (rendezvous/).
 
-A directory that is moved, replaced or full while a run trains is said, once. Nothing stops: what is
-saved after a move goes into a new folder of the old name, which is made the run's again, and a full
-disk costs the saves alone. A node that finds another run in the old name leaves. A quota that the
-file system does not show is said only by what fails.
+A directory that is moved or removed while a run trains stops nothing: what is saved from then on
+goes into a new folder of the old name, until another run begins there (uploader/save.py).
 """
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from math import inf
 from pathlib import Path
 
 from elastic.agent.settings import Settings
-from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.newest_generation import newest_generation, newest_generation_seen
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import UID, RunDir
 from elastic.errors import ElasticError, StoreFailed, UsageError
-from elastic.events import GenerationStarted, RunFinished, RunStarted
-from elastic.observe import logged_event
-from elastic.observe.log import read_events, read_rare
+from elastic.events import GenerationStarted, RunFinished
+from elastic.observe.log import read_rare
 from elastic.observe.run_uid import claim_uid
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend
@@ -50,9 +44,6 @@ from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock, SystemClock
 
 C10D_GROUP = "run"  # by default
-LOOK_S = 1.0
-# No checkpoint fits in less. A full disk has a page to spare now and then.
-ROOM_BYTES = 2**20
 _CLOCK = SystemClock()
 
 # Is this the same directory?
@@ -93,36 +84,6 @@ def check_claim(settings: Settings) -> None:
         identity.check(identity.parse(there), declared, run.url)
 
 
-def _claim_again(settings: Settings, place: Place) -> bool:
-    """After the directory was moved, make its name the run's again; False: it is another run's.
-
-    Raises UsageError for a damaged run.json, StoreFailed.
-    """
-    store, declared = open_store(settings.run.url), settings.declared
-    if declared is not None:
-        there = create_or_read(store, identity.NAME, declared.to_json(), _CLOCK)
-        if identity.parse(there).run_id != declared.run_id:
-            return False
-    if create_or_read(store, UID, settings.uid.encode(), _CLOCK) != settings.uid.encode():
-        return False
-    meeting_place.put(settings.run, 1, place)
-    return True
-
-
-def has_trained_nothing(settings: Settings) -> bool:
-    """Whether a recipe with this library ended well and took no step: the same command runs again.
-
-    A run in an object store counts as trained: the events of its nodes may be elsewhere.
-    """
-    run = settings.run
-    if run.is_remote or not settings.imports_library:
-        return False
-    with suppress(ElasticError, OSError):
-        records, damages = list_commits(open_store(run.checkpoints_url), SystemClock())
-        return not records and not damages and logged_event.last(read_events(run.events), RunStarted) is None
-    return False
-
-
 def has_recorded_end(run: RunDir) -> bool:
     """Whether a node has written down here that the run is complete, which it stays."""
     with suppress(OSError):
@@ -138,75 +99,6 @@ def is_complete(settings: Settings) -> bool:
         return False
     check_claim(settings)
     return True
-
-
-class RunDirWatch:
-    def __init__(
-        self,
-        settings: Settings,
-        place: Place,
-        report: Callable[[str], None],
-        ban: Callable[[str], None],
-        clock: Clock,
-    ) -> None:
-        """place: where the nodes meet. ban: ends this node's part."""
-        self._settings, self._run, self._place = settings, settings.run, place
-        self._report, self._ban = report, ban
-        self._clock = clock
-        self._looked_s = clock.monotonic()
-        self._said = set[str]()
-        self._first = self._last = self._found()
-        self._is_reclaimed = False
-
-    def poll(self) -> None:
-        now_s = self._clock.monotonic()
-        if now_s - self._looked_s < LOOK_S:
-            return
-        self._looked_s, found = now_s, self._found()
-        if self._first is None:
-            self._first = found  # with no folder in it, the run directory is made by the first write
-        elif found != self._first:
-            self._say(
-                f"{self._run.local} was moved, replaced or removed while this run trains. Training goes on, and what is saved from now on"
-                " goes into a new folder of that name; what was saved before is where it was moved to. To have one run again, end this"
-                " one (Ctrl-C), move the new checkpoints into the old folder, and give it its name back"
-            )
-            # At the second look: a command with --fresh renames, and then claims the name.
-            if not self._is_reclaimed and self._last != self._first:
-                self._claim_name()
-        self._last = found
-        if self._free_bytes() < ROOM_BYTES:
-            self._say(
-                f"no room in {self._run.local}: until there is, nothing is saved, and metrics and events wait in memory, to be lost with"
-                " their process; training goes on. Free space there"
-            )
-
-    def _claim_name(self) -> None:
-        with suppress(ElasticError, OSError):  # tried again at the next look
-            is_ours = self._run.is_remote or _claim_again(self._settings, self._place)
-            self._is_reclaimed = True
-            if not is_ours:
-                self._ban(
-                    "another command took over the run directory while this one stood still, or after it was moved"
-                )
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._report(sentence)
-
-    def _free_bytes(self) -> float:
-        try:
-            return shutil.disk_usage(self._run.local).free
-        except OSError:
-            return inf  # it is not there, which is said above
-
-    def _found(self) -> tuple[int, int] | None:
-        try:
-            about = self._run.local.stat()
-        except OSError:
-            return None
-        return about.st_dev, about.st_ino
 
 
 # Where do its nodes meet?

@@ -55,7 +55,6 @@ class ShutdownRequest:
         self._page = page
         self._clock = clock
         self._calls = Calls()
-        self.is_banned = False  # this node may start no worker any more
         self.saved_step = 0  # the newest that is known to be committed; 0 for none
         # That was trained: inf while workers run, None where nothing depends on it.
         self._last_step: float | None = None
@@ -75,11 +74,6 @@ class ShutdownRequest:
     def request(self, reason: str) -> None:
         if self.reason is None:
             self._page.noticed(reason, self._clock.monotonic())
-
-    def ban(self, reason: str) -> None:
-        """As `request`; nor does this node train again before it leaves."""
-        self.is_banned = True
-        self.request(reason)
 
     def until_s(self, share: Share) -> float:
         """When a task is given up, on the monotonic clock; infinite before the first request."""

@@ -13,16 +13,16 @@ A worker has torchrun's variables, so that a script written for torchrun runs un
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.agent.decide import WorkerExit
-from elastic.agent.own_failures import OwnFailures, first_failure
 from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.agent.worker_process import Process, wait_any_exit
 from elastic.config.environment import AgentLink, variables
+from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,
@@ -199,13 +199,50 @@ class NodeWorkers:
             return self._parts.spawner.start(start.request, log.fileno(), log.fileno(), *start.store)
 
 
+def first_failure(
+    exits: Iterable[WorkerExit], killed: set[int], errors: list[WorkerError], reason: str
+) -> WorkerError:
+    """The worker to blame for the end of a generation on this node.
+
+    exits: in the order in which the agent saw them. killed: ranks that the agent itself killed.
+    reason: speaks for a culprit that left no error file, as after a SIGKILL from outside.
+    """
+    ended = {each.rank: each for each in exits}
+    no_failure = EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
+    culprits = [
+        rank
+        for rank, each in ended.items()
+        if rank not in killed and (each.is_within_loop or each.code not in no_failure)
+    ]
+    of_culprits = [error for error in errors if error.rank in culprits]
+    # A worker writes its error file, then its sockets close, and only later its exit code is seen.
+    # A victim may notice the closed socket and exit before the culprit has: so workers that have
+    # written a file and not exited yet are candidates as well, and the earliest file decides.
+    of_running = [error for error in errors if error.rank not in ended]
+    if of_culprits:
+        return min([*of_culprits, *of_running], key=lambda error: error.time)
+    if errors and not culprits:
+        return min(of_running or errors, key=lambda error: error.time)
+    first = next(iter([*culprits, *ended]), -1)
+    return WorkerError(rank=first, message=reason, traceback="", time=0.0)
+
+
 # How to start the workers of a generation.
 
 
 def worker_starts(
-    entered: Generation, parts: AgentParts, failures: OwnFailures, store: socket.socket | None
+    entered: Generation,
+    parts: AgentParts,
+    store: socket.socket | None,
+    *,
+    suspect: int,
+    divergence: Divergence | None,
 ) -> list[WorkerStart]:
-    """How to start each worker of a generation. store: the socket that the first of them serves."""
+    """How to start each worker of a generation. store: the socket that the first of them serves.
+
+    suspect: failures in a row that the restored state may have caused. divergence: because of which
+    they do steps again.
+    """
     settings, options = parts.settings, parts.settings.options
     link = AgentLink(
         pid=os.getpid(),
@@ -216,9 +253,9 @@ def worker_starts(
         uploader=parts.uploader.socket_path,
         options=replace(options, recipe_args=()),
         memory=parts.memory.path,
-        failures=failures.suspect,
+        failures=suspect,
         committed_step=entered.committed_step,
-        divergence=failures.divergence,
+        divergence=divergence,
         error_folder=str(settings.error_folder(entered.number)),
         parent=None if settings.declared is None else settings.declared.parent,
         imports_library=settings.imports_library,

@@ -34,7 +34,7 @@ def refused(drill):
         (["--nproc-pernode", "2"], "did you mean --nproc-per-node?"),
         (["--faults", "step 3 rank 1: kill"], "expected a rank from 0 to 0"),
         (["--nproc-per-node", "5"], "expected at most as many workers as shards (4)"),
-        (["--run-dir", "a-file"], "expected a folder or a URL, found --run-dir 'a-file'"),
+        (["--run-dir", "a-file"], "a-file/run.json, found"),
         (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),

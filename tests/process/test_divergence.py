@@ -49,20 +49,6 @@ def test_a_flipped_bit_does_not_change_the_result(drill, undisturbed, nodes, sna
     ]
 
 
-def test_a_node_wrong_twice_leaves_for_good_the_other_goes_on(drill, undisturbed):
-    """Two nodes; bits flip in the memory of the second one only."""
-    plan = "step 9 rank 1: flip; step 14 rank 1: flip optimizer"
-    agents = drill.start_two("--nproc-per-node", "1", "--snapshot-every", "1", "--faults", plan)
-    well, faulty = drill.agents_of_ranks_0_and_1()
-    assert {well, faulty} == set(agents)
-    faulty.ends_with(1)
-    drill.ends_like(undisturbed, well)
-    assert "this node was wrong at steps 9 and 14 and leaves the group for good" in faulty.output
-    assert "if it is once more, it leaves" not in well.output
-    causes = [cause for (cause,) in drill.values("generation_started", "cause")]
-    assert causes == ["start", "ranks differed", "ranks differed", "node left"]
-
-
 def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     """Rank 1 draws noise of its own into a weight, from step 5 on: each time another number. No
     restart is used, nothing of a step on which the ranks did not agree is committed, and the run

@@ -173,14 +173,11 @@ def test_a_death_on_a_full_disk_costs_saves_and_lines(drill, small_disk, undistu
     drill.waits_for(lambda: "generation 2 (failure)" in agent.output, "generation 2")
     drill.open(8)
     drill.stands(14, ranks=1)
-    said = "training goes on. Free space there"
-    drill.waits_for(lambda: said in agent.output, "what the node says of a full disk")
     assert drill.last_step == 7
     os.kill(pid_by_log(drill, agent, "000002/rank0.log"), signal.SIGKILL)
     drill.waits_for(lambda: "generation 3 (failure)" in agent.output, "generation 3")
     drill.open(14)
     drill.stands(18, ranks=1)
-    assert agent.output.count(said) == 1
     disk.free()
     drill.open(18)
     agent.ends_with(0)
@@ -190,5 +187,6 @@ def test_a_death_on_a_full_disk_costs_saves_and_lines(drill, small_disk, undistu
     assert [line["chain"] for line in lines] == [undisturbed.chains[line["step"] - 1] for line in lines]
     assert [event["digest"] for event in drill.events("run_finished")] == [undisturbed.digest]
     assert drill.values("restored", "step", "lost_steps")[-1] == (13, 0)
+    assert "The disk or quota is full: free space" in agent.output
     assert drill.events("checkpoint_failed") and drill.events("checkpoint_committed", step=24)
     assert drill.inspects("verify", drill.run.url)[0] == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastic.agent.decide import WorkerExit
-from elastic.agent.own_failures import first_failure
+from elastic.agent.workers import first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die

@@ -1,42 +1,37 @@
-"""What went wrong on a node is counted, and the worker that failed first is blamed."""
+"""The worker that failed first is blamed, and no fork server that reports no exit is waited for."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from elastic.agent.decide import WorkerExit
-from elastic.agent.own_failures import OwnFailures, first_failure
-from elastic.divergence import Divergence
+from elastic.agent.workers import KILL_WAIT_S, NodeWorkers, first_failure
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
-from elastic.rendezvous.group import WorkerFailure
 from elastic.system.worker_error import WorkerError
+from elastic.testing.fakes import FakeClock
 
 
-def test_only_failures_of_the_state_count_against_it():
-    """SIGKILL comes from outside. A new step clears what the group counted before it."""
-    own = OwnFailures()
-    for from_outside in (False, True, False):
-        failure = WorkerFailure(node="n", rank=0, message="m", traceback="", from_outside=from_outside)
-        own.count(failure)
-    own.count(None)
-    assert own.suspect == 2
-    own.generation_begins(restarts=3)
-    assert own.suspect == 2
-    own.generation_begins(restarts=0)
-    assert own.suspect == 0
-
-
-def test_a_machine_that_was_wrong_twice_is_faulty():
-    """A difference that lay elsewhere, and one that nobody knows of, do not count."""
-    own = OwnFailures()
-
-    def differ(step, *, was_here):
-        own.generation_ended(Divergence(generation=1, step=step, agreed=0, entry=""))
-        return own.agree(was_here=was_here)
-
-    assert differ(2, was_here=False) == own.agree(was_here=True) == ""
-    assert "computed something else at step 5" in differ(5, was_here=True)
-    assert own.divergence is None and not own.is_faulty
-    assert "was wrong at steps 5 and 9" in differ(9, was_here=True)
-    assert own.is_faulty
+def test_a_fork_server_that_reports_no_exit_is_killed():
+    """It is stopped, or hangs. A node that leaves has less time for it."""
+    for within_s in (KILL_WAIT_S, 2.0):
+        clock, killed_s, said = FakeClock(), [], []
+        process = SimpleNamespace(
+            pid=7,
+            poll=lambda killed_s=killed_s: -9 if killed_s else None,
+            kill=lambda: None,
+            server=SimpleNamespace(kill=lambda clock=clock, killed_s=killed_s: killed_s.append(clock.now)),
+        )
+        page = SimpleNamespace(open_step=lambda _rank: None)
+        log, console = SimpleNamespace(record=said.append), SimpleNamespace(print_line=said.append)
+        settings = SimpleNamespace(imports_library=True)
+        workers = NodeWorkers(
+            [], SimpleNamespace(page=page, log=log, console=console, clock=clock, settings=settings)
+        )
+        workers._starts = {0: SimpleNamespace(rank=0, local_rank=0)}
+        workers._processes, workers.wait = {0: process}, clock.sleep
+        began_s = clock.now
+        workers.kill(None, within_s=within_s)
+        assert within_s <= killed_s[0] - began_s <= within_s + 0.2
 
 
 @pytest.mark.parametrize(
