@@ -98,7 +98,8 @@ class Balance:
 
         def gains(split: Counts) -> bool:
             """Whether the slowest rank would be faster by more than the least gain."""
-            return now_s > LEAST_GAIN * max(map(mul, shard_s, split))
+            slowest_s: float = max(map(mul, shard_s, split))
+            return now_s > LEAST_GAIN * slowest_s
 
         proposed, self._proposed = self._proposed, None
         if proposed is not None and gains(proposed):
