@@ -49,8 +49,7 @@ from elastic.system.clock import Clock
 class WriteLimits:
     """When a writer must stop by itself.
 
-    After `deadline`, in seconds of the monotonic clock, the sweep of another process may take its
-    attempt for abandoned. Once `is_fenced`, a newer generation exists without this writer's node.
+    After `deadline`, in seconds of the monotonic clock, nobody waits for it any more. Once `is_fenced`, a newer generation exists without this writer's node.
     """
 
     deadline: float

@@ -6,21 +6,20 @@ return in time: a storage call that hangs holds its thread, and `Jobs` watches t
 """
 
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
-from elastic.checkpoint.prune import Pruner, RetentionPolicy
+from elastic.checkpoint.prune import RetentionPolicy, prune
 from elastic.checkpoint.record import Hashes, Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot.checksum import ImageChecksum
-from elastic.snapshot.image_hash import ImageHash, Pieces, in_memory
+from elastic.snapshot.image_hash import ImageHash, in_memory
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, read_small
@@ -50,10 +49,6 @@ class Saver:
         self._fence = fence
         self._clock = clock
         self._reached = reached
-        policy = RetentionPolicy(
-            run_id=config.run_id, keep=config.keep, save_deadline_s=config.save_deadline_s
-        )
-        self._pruner = Pruner(store, policy, clock)
         self._run_dir: Store | None = None
         self._difference = ""  # why nothing more is saved
 
@@ -106,7 +101,8 @@ class Saver:
             return not self._fence.admits(offer.generation)
 
         limit_s = save_limit_s(self._config.save_deadline_s, size_bytes)
-        with hash_beside(image, snapshot.info) as hashed:
+        # A save that fails ends once its snapshot is hashed.
+        with ThreadPoolExecutor(1, f"hash-{offer.step}") as thread:
             return commit(
                 self._store,
                 Payload(fd=slots.fd, offset=snapshot.offset, size_bytes=size_bytes),
@@ -114,7 +110,7 @@ class Saver:
                 limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
                 clock=self._clock,
                 reached=lambda point: self._reached(point, offer.step),
-                hashed=hashed,
+                hashed=thread.submit(hashes_of, image, snapshot.info).result,
             )
 
     def _check_run_dir(self) -> None:
@@ -134,7 +130,10 @@ class Saver:
     def prune(self, offer: Offer) -> None:
         """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
         try:
-            self._pruner.after_commit(
+            prune(
+                self._store,
+                RetentionPolicy(run_id=self._config.run_id, keep=self._config.keep),
+                self._clock,
                 step=offer.step,
                 generation=offer.generation,
                 resumed_from=offer.resumed_from,
@@ -151,36 +150,19 @@ class Saver:
             )
 
 
-@contextmanager
-def hash_beside(image: memoryview, info: SnapshotInfo) -> Iterator[Callable[[], Hashes]]:
-    """A context in which an image is hashed; leaving it ends that.
+def hashes_of(image: memoryview, info: SnapshotInfo) -> Hashes:
+    """image: uint8 [size_bytes], in a slot that is leased. info: what stands beside it.
 
-    image: uint8 [size_bytes], in a slot that is leased for as long. info: what stands beside it,
-    with the checksum that it was published with. Yields a call that waits for the hashes; it raises
-    StoreFailed where the image is not what was published, CheckpointDamaged where it is none.
+    Raises StoreFailed where the image is not what was published, CheckpointDamaged where it is
+    none.
     """
-    is_over = threading.Event()
-    with ThreadPoolExecutor(1, f"hash-{info.step}") as thread:
-        hashing = thread.submit(_hashes, image, info, is_over)
-        try:
-            yield hashing.result
-        finally:
-            is_over.set()
-
-
-def _hashes(image: memoryview, info: SnapshotInfo, is_over: threading.Event) -> Hashes:
-    def pieces(start: int, end: int) -> Pieces:
-        for piece in in_memory(image)(start, end):
-            if is_over.is_set():
-                raise StoreFailed(f"the save of step {info.step} ended before it was hashed")
-            yield piece
 
     def summed() -> Task:
         for offset, piece in checksum.pieces(0, np.frombuffer(image, dtype=np.uint8)):
             checksum.add(offset, piece)
             yield
 
-    hashes, checksum = ImageHash(pieces, image.nbytes), ImageChecksum(image.nbytes)
+    hashes, checksum = ImageHash(in_memory(image), image.nbytes), ImageChecksum(image.nbytes)
     run_all([summed(), *hashes.tasks()], num_threads())
     if info.checksum not in ("", checksum.hexdigest()):
         raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")

@@ -11,7 +11,7 @@ from records import IDENTITY
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.newest_generation import newest_generation
-from elastic.checkpoint.prune import Pruner, RetentionPolicy
+from elastic.checkpoint.prune import RetentionPolicy, prune
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
@@ -55,8 +55,6 @@ class Agent:
         self.store = LocalStore(self.run.local)
         self.checkpoints = LocalStore(self.run.local / "checkpoints")
         self.log = EventLog(self.run.events / f"{name}.jsonl", node=name, clock=self.clock)
-        policy = RetentionPolicy(run_id=IDENTITY.run_id, keep=1, save_deadline_s=600.0)
-        self.pruner = Pruner(self.checkpoints, policy, self.clock)
 
     def join(self) -> Generation:
         for _ in range(1000):
@@ -95,7 +93,9 @@ class Agent:
         )
 
     def prune(self, step: int, generation: int) -> None:
-        self.pruner.after_commit(step=step, generation=generation, resumed_from=None, is_newest=lambda: True)
+        policy = RetentionPolicy(run_id=IDENTITY.run_id, keep=1)
+        when = {"step": step, "generation": generation, "resumed_from": None}
+        prune(self.checkpoints, policy, self.clock, is_newest=lambda: True, **when)
 
     def newest(self) -> int:
         """The step of the newest checkpoint that loads; 0 for none."""

@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from records import RECORD
 
-from elastic.checkpoint.prune import may_count, to_sweep
+from elastic.checkpoint.prune import may_count
 
 GONE_BACK = [
     # Steps 1000 and 920 did not load, the run resumed from 900 and saved 950. Counting 1000 with
@@ -31,13 +29,3 @@ def test_a_checkpoint_passed_over_is_not_among_the_newest(
     records = [replace(RECORD, step=step, generation=written) for step, written in generations.items()]
     found = may_count(records, step=step, generation=generation, resumed_from=resumed_from)
     assert found == counting
-
-
-@given(st.dictionaries(st.text("ab", max_size=3), st.integers(0, 5)), st.floats(0, 100), st.floats(0, 100))
-def test_no_attempt_of_this_or_a_newer_generation_is_swept(uncommitted, seen_at, now):
-    """A living writer's attempt is of the newest generation; whatever the clock says, it stays."""
-    swept = to_sweep(
-        uncommitted, dict.fromkeys(uncommitted, seen_at), now=now, generation=3, save_deadline_s=10.0
-    )
-    assert all(uncommitted[attempt] < 3 and now - seen_at > 20.0 for attempt in swept)
-    assert len(swept) == sum(written_by < 3 and now - seen_at > 20.0 for written_by in uncommitted.values())

@@ -11,7 +11,7 @@ import pytest
 from payloads import bytes_of, commit_payload, payload_of
 
 from elastic.checkpoint.catalog import list_commits, verify
-from elastic.checkpoint.prune import Pruner, RetentionPolicy
+from elastic.checkpoint.prune import RetentionPolicy, prune
 from elastic.checkpoint.record import commit_name, step_dir
 from elastic.cli import main
 from elastic.errors import CheckpointDamaged, StoreFailed
@@ -146,10 +146,8 @@ def test_records_of_another_run_never_count(store):
         save(store, step, run_id="other", data=payload_of(b"theirs"))
     for step in (1, 2, 3):
         assert save(store, step).is_ours
-        policy = RetentionPolicy(run_id="r", keep=2, save_deadline_s=100.0)
-        Pruner(store, policy, CLOCK).after_commit(
-            step=step, generation=1, resumed_from=None, is_newest=lambda: True
-        )
+        policy = RetentionPolicy(run_id="r", keep=2)
+        prune(store, policy, CLOCK, step=step, generation=1, resumed_from=None, is_newest=lambda: True)
     records, damages = list_commits(store, CLOCK, run_id="r")
     assert [record.step for record in records] == [3, 2]
     assert bytes_of(store, records[0], CLOCK) == IMAGE

@@ -20,7 +20,7 @@ from shown_generation import Rendezvous
 from elastic.checkpoint.catalog import list_commits
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog
-from elastic.snapshot import image_hash
+from elastic.snapshot import checksum, image_hash
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
@@ -78,19 +78,19 @@ def slots():
     slots.close()
 
 
-def info(step, generation=1):
-    return SnapshotInfo(step=step, epoch=0, generation=generation, world_size=1, torch="2")
+def info(step, generation=1, **fields):
+    return SnapshotInfo(step=step, epoch=0, generation=generation, world_size=1, torch="2", **fields)
 
 
 def image_of(step, data_bytes=64):
     return payload_of(bytes([step]) * data_bytes, step=step)
 
 
-def keep(slots, step, data=None, generation=1):
+def keep(slots, step, data=None, generation=1, **fields):
     data = image_of(step) if data is None else data
     slot = slots.begin()
     slots.body(slot)[: len(data)] = data
-    return slots.publish(slot, size_bytes=len(data), info=info(step, generation))
+    return slots.publish(slot, size_bytes=len(data), info=info(step, generation, **fields))
 
 
 def hand_over(config, slots, step, data=None, *, final=False, generation=1):
@@ -175,6 +175,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, sl
     store = open_store(config.run.checkpoints_url)
     (record, *_), _ = list_commits(store, SystemClock())
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
+    assert record.checksum == checksum.of_image(memoryview(data))
     assert bytes_of(store, record, SystemClock()) == data
     assert process.stop(LIMIT_S)
     event = run_records.events(tmp_path / "run" / "events")[-1]
@@ -351,14 +352,20 @@ def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slot
 
 
 def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
-    """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
+    """The run directory is a file: no checkpoint can be made. Then a snapshot is not what was
+    published, and another is no image. The uploader goes on serving.
+    """
     (tmp_path / "run").write_text("not a folder")
     with InThread(config, holds=False):
         assert state_of(hand_over(config, slots, 1)) is SaveState.FAILED
         (tmp_path / "run").unlink()
+        for published, data in ((checksum.of_image(memoryview(image_of(3))), image_of(2)), ("", b"none")):
+            snapshot = keep(slots, 2, data, checksum=published)
+            handover = offer(config.socket_path, slots, snapshot, resumed_from=None, final=False)
+            assert state_of(handover) is SaveState.FAILED
         assert state_of(hand_over(config, slots, 2)) is SaveState.COMMITTED
     assert [e["event"] for e in run_records.events(tmp_path / "run" / "events")] == [
-        "checkpoint_failed",
+        *["checkpoint_failed"] * 3,
         "checkpoint_committed",
     ]
 
