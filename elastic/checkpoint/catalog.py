@@ -120,7 +120,6 @@ def read_record(
 def verify(store: Store, clock: Clock, run_id: str = "") -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first; and the records of other runs.
 
-    A file or a link in the place of a step's folder is damage here; training passes over it.
     A payload that retention deletes meanwhile is not damage. Raises StoreFailed.
     """
     records, damages = list_commits(store, clock, run_id=run_id)
@@ -130,9 +129,4 @@ def verify(store: Store, clock: Clock, run_id: str = "") -> list[Damage]:
         except CheckpointDamaged as error:
             if is_committed(store, record, clock):
                 damages.append(Damage(step=record.step, reason=str(error)))
-    damages += [
-        Damage(step=int(entry.name), reason="expected a folder there, found a file or a link; remove it")
-        for entry in reading(store.list, clock, inf)
-        if entry.name.isdecimal() and parse_name(entry.name)
-    ]
     return sorted(damages, key=lambda damage: -damage.step)

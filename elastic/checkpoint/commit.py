@@ -49,7 +49,8 @@ from elastic.system.clock import Clock
 class WriteLimits:
     """When a writer must stop by itself.
 
-    After `deadline`, in seconds of the monotonic clock, nobody waits for it any more. Once `is_fenced`, a newer generation exists without this writer's node.
+    After `deadline`, in seconds of the monotonic clock, nobody waits for it. Once `is_fenced`, a
+    newer generation exists without this writer's node.
     """
 
     deadline: float
@@ -199,9 +200,9 @@ class _Write:
         return _committed(record, found)
 
     def _check_is_there(self, name: str, committed: Committed) -> None:
-        """A writer that stood still before it created its record may name what a sweep, retention
-        or `--fresh` has taken: such a record is damage, so it is deleted. After the deadline, when
-        a sweep may be at it, the whole payload is read.
+        """A writer that stood still before it created its record may name what retention or
+        `--fresh` has taken: such a record is damage, so it is deleted. After the deadline, when
+        retention may be at it, the whole payload is read.
 
         Raises StoreFailed.
         """

@@ -1,16 +1,13 @@
 """An object in a folder survives a power cut once its `write` or `create` has returned.
 
-Nothing outside of the folder is read or written: links below it are followed only as far as they
-stay in it. It does not promise either on a file system that answers fsync without doing it, nor
-against another process that makes links there between the check and the call.
+Links below the folder are refused: a listing says where they are, and none is read. It does not
+promise anything on a file system that answers fsync without doing it.
 """
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from elastic.errors import StoreFailed
 from elastic.storage.store import (
@@ -51,8 +48,8 @@ class LocalStore:
         )
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        path = self._inside(name)
-        with _classified(f"reading {path}"), _opened(path) as file:
+        path = self._root / name
+        with _classified(f"reading {path}"), open_regular(path) as file:
             file.seek(start)
             for size_bytes in chunk_sizes(start, end, CHUNK_BYTES):
                 if not (chunk := file.read(size_bytes)):
@@ -60,7 +57,7 @@ class LocalStore:
                 yield chunk
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
-        path = self._inside(name)
+        path = self._root / name
         with _classified(f"writing {path}"):
             make_folders(path.parent)
             try:
@@ -77,7 +74,7 @@ class LocalStore:
             return path.stat().st_size
 
     def create(self, name: str, data: bytes) -> bool:
-        path = self._inside(name)
+        path = self._root / name
         with _classified(f"creating {path}"):
             make_folders(path.parent)
             is_new = create_whole(path, data, fsync=True)
@@ -87,7 +84,7 @@ class LocalStore:
         return is_new
 
     def delete(self, name: str) -> None:
-        path = self._inside(name)
+        path = self._root / name
         with _classified(f"deleting {path}"):
             path.unlink(missing_ok=True)
             # Up to the first that is not empty: another attempt or a commit record lies beside it.
@@ -96,17 +93,6 @@ class LocalStore:
                     folder.rmdir()
             if path.parent.exists():
                 sync_folder(path.parent)
-
-    def _inside(self, name: str) -> Path:
-        """The path of `name`. Raises OutsideStore."""
-        path = self._root / name
-        # Path.resolve raises another error than OSError where links lead in a circle.
-        target, root = Path(os.path.realpath(path)), Path(os.path.realpath(self._root))
-        if not target.is_relative_to(root):
-            raise OutsideStore(
-                f"expected {path} to lie in {root}, found that a link leads to {target}; remove the link, and put what it names in its place if it is wanted"
-            )
-        return path
 
     def _entries(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         try:
@@ -123,17 +109,15 @@ class LocalStore:
             return
         for item in found:
             name = f"{prefix}{item.name}"
-            if item.is_dir(follow_symlinks=False):
+            # It may stand in the place of checkpoints, which must not look as if there were none.
+            if item.is_symlink():
+                raise OutsideStore(
+                    f"expected no link in {self._root}, found {item.path} to {Path(item.path).readlink()}; remove it, and put what it names in its place if it is wanted"
+                )
+            if item.is_dir():
                 yield from self._entries(Path(item.path), f"{name}/")
-                continue
-            # A link that leads nowhere is listed too: it may stand where a commit record should.
-            # `is_dir` would raise for a link that leads to itself.
-            is_broken = item.is_symlink() and not Path(item.path).exists()
-            if (not is_broken and item.is_dir()) or (is_broken and not prefix):
-                # Raises OutsideStore: a link in the place of checkpoints must not look as if there
-                # were none, also while its disk is not mounted.
-                self._inside(name)
-            yield StoredObject(name=name, size_bytes=item.stat(follow_symlinks=not is_broken).st_size)
+            else:
+                yield StoredObject(name=name, size_bytes=item.stat().st_size)
 
     def _sync_folders(self, folder: Path) -> None:
         for each in (*self._folders_up(folder), self._root):
@@ -161,24 +145,6 @@ def _classified(doing: str) -> Iterator[None]:
             # next attempt makes it again.
             raise StoreUnavailable(f"{doing} failed: {error}") from error
         raise as_store_failure(doing, error) from error
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Raises NotRegularFile, or OSError.
-
-    A link that leads nowhere was not deleted by retention: where a commit record should be, an
-    older checkpoint would be used without a word.
-    """
-    try:
-        return open_regular(path, follow=True)
-    except FileNotFoundError as error:
-        if path.is_symlink():
-            sentence = "expected a plain file, found a link that leads nowhere"
-            raise NotRegularFile(errno.ENOENT, sentence, str(path)) from error
-        raise
-    except NotADirectoryError as error:
-        sentence = "expected a folder above this file, found something else"
-        raise NotRegularFile(errno.ENOTDIR, sentence, str(path)) from error
 
 
 def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> None:

@@ -43,9 +43,7 @@ class ObjectNotFound(StoreFailed):
 
 
 class OutsideStore(StoreFailed):
-    """The name leads to something that is not an object of this store: a link out of it, or no
-    plain file.
-    """
+    """The name leads to something that is not an object of this store: a link, or no plain file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

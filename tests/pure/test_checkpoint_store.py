@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from payloads import bytes_of, commit_payload, in_memory_file, payload_of
 
-from elastic.checkpoint.catalog import Damage, list_commits, verify
+from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
@@ -110,37 +110,6 @@ def test_a_folder_removed_during_a_listing_hides_no_newer_one(tmp_path, monkeypa
     assert [entry.name for entry in store.list()] == ["2/COMMIT.json"]
 
 
-@pytest.mark.parametrize(
-    ("place", "target", "says"),
-    [
-        ("c/1/COMMIT.json", "absent", "found a link"),  # it may stand where a commit record should be
-        ("c/1/COMMIT.json", "COMMIT.json", "found a link"),
-        ("c/1/COMMIT.json/payload", None, "expected a folder above this file"),
-        ("c/000000000500", "../absent", "a link leads to"),  # else an older step would be loaded
-        ("c", "absent", r"a link to .*absent, which is not there; is its disk mounted"),
-    ],
-)
-def test_a_link_to_nowhere_or_a_file_for_a_folder_is_no_absence(tmp_path, place, target, says):
-    """The disk behind it is not mounted, or a person put it there. Without a word, the run would go
-    on from an older step, or begin anew.
-    """
-    path = tmp_path / place
-    if target is None:
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.touch()
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
-    store = open_store(str(tmp_path / "c"))
-
-    def look():
-        assert store.list()
-        read_small(store, place.removeprefix("c/"), SystemClock())
-
-    with pytest.raises(StoreFailed, match=says):
-        look()
-
-
 def test_a_store_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch):
     """Taking an error for nothing would start the training over silently; fsspec's own `find`
     leaves out folders that cannot be listed.
@@ -156,28 +125,6 @@ def test_a_store_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch
     for store in (remote, open_store(str(tmp_path))):
         with pytest.raises(StoreFailed, match="permissions"):
             list_commits(store, FakeClock())
-
-
-@pytest.mark.parametrize(
-    "what", ["link to nowhere", "link to itself", "link to another step", "file", "fifo"]
-)
-def test_a_step_that_is_no_folder_is_damage(tmp_path, what):
-    """The checkpoint that was there may be wanted, and no other command would miss it."""
-    (tmp_path / "000000000030").mkdir()
-    targets = {
-        "link to nowhere": "absent",
-        "link to itself": "000000000500",
-        "link to another step": "000000000030",
-    }
-    step = tmp_path / "000000000500"
-    if what in targets:
-        step.symlink_to(targets[what])
-    elif what == "file":
-        step.touch()
-    else:
-        os.mkfifo(step)
-    damages = verify(open_store(str(tmp_path)), SystemClock())
-    assert damages == [Damage(step=500, reason="expected a folder there, found a file or a link; remove it")]
 
 
 def test_another_writers_name_is_durable_once_it_is_found(tmp_path, monkeypatch):
