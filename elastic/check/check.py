@@ -21,8 +21,6 @@ from elastic.check.plan import (
     CALM,
     CALM_SECONDS,
     FEWEST_STEPS,
-    GRADIENT,
-    GRADIENT_LIMIT,
     LEAST_STEPS,
     USUAL_CAUSE,
     Launch,
@@ -31,7 +29,7 @@ from elastic.check.plan import (
 from elastic.check.runs import LIMIT_S, Ended, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
-from elastic.proof.evidence import Evidence, FirstGradient, TraceLine, differences
+from elastic.proof.evidence import Evidence, TraceLine, differences
 
 _LOGGED = "step.log("  # how the entry of a logged value begins
 _RUN_BEFORE = "the run before it, which it resumes, did not end as it should"
@@ -123,7 +121,7 @@ def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
 
 def _calm(options: CheckOptions, runs: Runs) -> Ended:
     least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
-    (calm,) = runs.begin([Launch(proof=CALM, workers=1, gradient=True)], least, seconds).result()
+    (calm,) = runs.begin([Launch(proof=CALM, workers=1)], least, seconds).result()
     assert calm is not None, "no command is before it"
     if calm.code == EXIT_USAGE:
         raise UsageError(calm.words)
@@ -151,7 +149,6 @@ def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], cal
         proofs.append(proof)
         tell(proof)
 
-    add(gradient_proof(calm.lines[0].gradient))
     # One step more shows whether the recipe ends the other runs where it ended the calm one.
     most = steps if calm.stopped is None else steps + 1
     chains = launches(steps, calm.lines[-1].shards, ends)
@@ -185,8 +182,8 @@ def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], cal
 
 def _proof(launch: Launch, ended: Ended, calm: Ended, difference: tuple[int, str] | None) -> Proof:
     found = Proof(proof=launch.proof, workers=launch.workers, result=Result.EXACT, seconds=ended.seconds)
-    if ended.code not in launch.ends:
-        expected = f"{_ending(ended)} instead of exit code {launch.ends[0]}"
+    if ended.code != launch.code:
+        expected = f"{_ending(ended)} instead of exit code {launch.code}"
         words = ended.words or "it said nothing"
         found = replace(found, result=Result.FAILED, ended=expected, failure=words)
     elif ended.code == EXIT_COMPLETE and ended.lines and not _ends_alike(calm, ended):
@@ -226,27 +223,12 @@ def _epoch_ends(lines: list[TraceLine]) -> frozenset[int]:
 def _not_compared(calm: Ended, steps: int, ends: frozenset[int], proofs: list[Proof]) -> list[str]:
     """What a check says nothing about, each as a part of a sentence."""
     found = [f"{each.proof} ({each.note})" for each in proofs if each.result is Result.NOT_RUN]
-    gradient = calm.lines[0].gradient
-    if gradient is not None and gradient.in_eval:
-        found.append(f"the first gradient in training mode ({gradient.in_eval})")
     if steps < _steps_of_run(calm):
         found.append(f"the steps after step {steps}{'' if ends else ', and so each epoch after the first'}")
-    found.append("files that the recipe writes, and objects outside State that no compared step used")
+    found.append(
+        "the gradient with that of the whole batch in plain PyTorch, files that the recipe writes, and objects outside State that no compared step used"
+    )
     return found
-
-
-def gradient_proof(found: FirstGradient | None) -> Proof:
-    """What the first gradient of the calm run shows, which was compared beside it."""
-    plain = Proof(proof=GRADIENT, workers=1, result=Result.EXACT)
-    if found is None or found.difference is None:
-        obstacle = "step 1 was not trained, or without a backward" if found is None else found.obstacle
-        return replace(plain, note=obstacle, result=Result.NOT_RUN)
-    note = f"{found.difference:.1e} of its norm from that of the whole batch"
-    if found.in_eval:
-        note += f", both in eval mode: {found.in_eval}"
-    if found.difference <= GRADIENT_LIMIT:
-        return replace(plain, note=note)
-    return replace(plain, result=Result.DIFFERS, step=1, entry=found.parameter, note=note)
 
 
 def first_difference(

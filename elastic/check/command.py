@@ -6,7 +6,6 @@ from pathlib import Path
 
 from elastic.agent.preflight import imports_library
 from elastic.check.check import Checked, Proof, Result, check
-from elastic.check.plan import GRADIENT
 from elastic.check.runs import CheckStopped, stopped_by_signals
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
@@ -68,8 +67,8 @@ def _say(text: str) -> None:
 def row(proof: Proof) -> str:
     """One line of the table from above."""
     workers, seconds = f"{proof.workers} worker{'s' * (proof.workers > 1)}", f"{proof.seconds:.1f} s"
-    if not proof.seconds:
-        workers, seconds = "" if proof.result is Result.NOT_RUN else workers, ""
+    if proof.result is Result.NOT_RUN:
+        workers = seconds = ""
     return f"  {proof.proof:<30}  {workers:<9}  {seconds:>6}  {_result(proof)}"
 
 
@@ -82,9 +81,8 @@ def _result(proof: Proof) -> str:
         case Result.FAILED:
             return _failed(proof)
         case Result.NOT_RUN:
-            return f"{'NOT COMPARED' if proof.proof == GRADIENT else 'NOT RUN'}{note}"
+            return f"NOT RUN{note}"
         case _:
-            # The calm run says what the others are compared with, the gradient how close it is.
             return proof.note or "exact"
 
 
@@ -112,6 +110,4 @@ def verdict(found: Checked) -> str:
 def _conclusion(found: Checked) -> str:
     if found.result is not Result.EXACT:
         return "not exact" if found.cause is None else f"not exact: {found.cause}"
-    is_whole = all(each.result is Result.EXACT for each in found.proofs if each.proof == GRADIENT)
-    but = "" if is_whole else ", but the first gradient was not compared"
-    return f"exact{but}: every run left the same state behind at each of the {found.steps} steps"
+    return f"exact: every run left the same state behind at each of the {found.steps} steps"

@@ -8,6 +8,8 @@ matters only after an epoch needs a check that is longer than one.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from elastic.errors import EXIT_INTERRUPTED
+
 LEAST_STEPS = 6
 FEWEST_STEPS = 3  # one before and after each end
 CALM_SECONDS = 4.0
@@ -18,7 +20,7 @@ class Launch:
     """One command. leave_at: the step after which its node is told to leave.
 
     proof: what a first difference in its steps disproves. resumes: it goes on in the run directory
-    of the launch before it. ends: the exit codes that it must end with.
+    of the launch before it. code: the exit code that it must end with.
     """
 
     proof: str
@@ -26,20 +28,14 @@ class Launch:
     options: tuple[str, ...] = ()
     leave_at: int | None = None
     resumes: bool = False
-    ends: tuple[int, ...] = (0,)
-    gradient: bool = False
+    code: int = 0
 
 
 CALM = "calm"
-GRADIENT = "the first gradient"
-# How far it may lie from that of the whole batch, as a share of its norm: bfloat16 has 8 bits.
-GRADIENT_LIMIT = 0.01
 AGAIN = "the same once more"
-MORE_WORKERS = "more workers"
-KILLED = "a killed worker"
-DRAINED = "drained, and resumed by others"
+MORE_WORKERS = "more workers, and a drain"
 CHECKPOINT = "from a checkpoint alone"
-KILLED_NODE = (-9, 137)
+KILLED = "a killed worker"
 
 # What a difference shows, and what usually makes it.
 _RESTART = (
@@ -48,15 +44,12 @@ _RESTART = (
     "epoch begins, or a file that the recipe reads back"
 )
 USUAL_CAUSE = {
-    GRADIENT: "the gradient is not that of the whole batch, though every number of workers has the same: a loss that is no mean over samples, or "
-    "couples them (build it from step.sum), a forward that normalises by a buffer that it has just updated, or a hook that is not linear",
     AGAIN: "something does not come from the run's seed: a generator of the recipe's own, the clock, a model that is built before elastic.start, "
     "the order of a set, or a file that the recipe writes and reads back",
     MORE_WORKERS: "the result depends on which worker computes which shard: run.rank or run.world_size in what is trained, a forward or a dataset "
     "that remembers earlier calls, a number kept from the last shard (return it through step.sum), or a validation without run.evaluate",
-    KILLED: _RESTART,
-    DRAINED: _RESTART,
     CHECKPOINT: _RESTART,
+    KILLED: _RESTART,
 }
 
 
@@ -67,19 +60,16 @@ def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[list[L
     more workers. ends: the steps among them after which another epoch begins.
     """
     two, three = min(2, shards), min(3, shards)
-    chains = [[Launch(proof=AGAIN, workers=1)]]
-    chains += [[Launch(proof=MORE_WORKERS, workers=w)] for w in sorted({two, three} - {1})]
     kills = "; ".join(f"step {step} rank {two - 1} backward: kill" for step in _kills(steps, ends))
     leave = _nearest(range(1, steps - 1), steps // 2, ends)
-    killed_node = ("--faults", f"step {max(leave + 1, _late(steps))} node 0: kill")
-    faults = ("--snapshot-every", "1", "--faults", kills)
-    chains.append([Launch(proof=KILLED, workers=two, options=faults)])
-    drained = [
-        Launch(proof=DRAINED, workers=two, leave_at=leave, ends=(75,)),
-        Launch(proof=DRAINED, workers=three, resumes=True, options=killed_node, ends=KILLED_NODE),
-        Launch(proof=CHECKPOINT, workers=1, resumes=True),
+    return [
+        [Launch(proof=AGAIN, workers=1)],
+        [
+            Launch(proof=MORE_WORKERS, workers=three, leave_at=leave, code=EXIT_INTERRUPTED),
+            Launch(proof=CHECKPOINT, workers=1, resumes=True),
+        ],
+        [Launch(proof=KILLED, workers=two, options=("--snapshot-every", "1", "--faults", kills))],
     ]
-    return [*chains, drained]
 
 
 def _kills(steps: int, ends: Collection[int]) -> list[int]:

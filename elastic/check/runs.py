@@ -129,9 +129,8 @@ class Runs:
         found: list[Ended | None] = []
         with tempfile.TemporaryDirectory(dir=self._root, ignore_cleanup_errors=True) as folder:
             for launch in chain:
-                goes_on = all(
-                    each is not None and each.code in of.ends for each, of in zip(found, chain, strict=False)
-                )
+                pairs = zip(found, chain, strict=False)
+                goes_on = all(each is not None and each.code == of.code for each, of in pairs)
                 found.append(self._run(Path(folder), launch, steps, seconds) if goes_on else None)
         return found
 
@@ -145,7 +144,6 @@ class Runs:
             least_steps=steps,
             seconds=seconds,
             leave_at=launch.leave_at,
-            gradient=launch.gradient,
         )
         options = self._options
         # -P: files in the working directory are not imported, as they are not by `elastic-train`.

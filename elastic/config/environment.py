@@ -78,8 +78,7 @@ class CheckRequest:
     pid: of the check, with which the command ends. trace: where rank 0 writes what each step left
     behind. The run ends after the first step that is at least `least_steps` and comes `seconds`
     after the first one began. leave_at: the step after which the node is told to leave, None for
-    none. gradient: whether the first gradient is compared with that of the whole batch, which takes
-    a run by one worker.
+    none.
     """
 
     pid: int
@@ -87,7 +86,6 @@ class CheckRequest:
     least_steps: int
     seconds: float
     leave_at: int | None
-    gradient: bool
 
     def to_env(self) -> dict[str, str]:
         return {CHECK: json.dumps(asdict(self))}

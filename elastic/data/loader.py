@@ -144,11 +144,6 @@ class Loader:
         (batch,) = next(replace(self, workers=0).steps_of(lambda _step: range(shard, shard + 1), step))
         return batch
 
-    def whole(self, step: int) -> Batch:
-        """All samples of one step in one batch, as if there were one shard."""
-        order = replace(self.order, shards=1)
-        return replace(self, order=order).shard(step, 0)
-
     def _slices(self, shards_of: Callable[[int], range], first_step: int) -> Iterator[Slice]:
         order = self.order
         for step in range(first_step, order.steps + 1):

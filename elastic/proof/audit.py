@@ -56,14 +56,13 @@ Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's cal
 class Call:
     """One call of the recipe's function for one shard.
 
-    number: among the sums and losses of the step, from 1. buffers: those that the call begins with,
-    None for the step's opening ones. modes: None for those that modules have.
+    number: among the sums and losses of the step, from 1. buffers, modes: that it begins with.
     """
 
     function: Function
     number: int
-    buffers: Contents | None
-    modes: Modes | None
+    buffers: Contents
+    modes: Modes
 
 
 Compute = Callable[[Call, Batch], Tensor]

@@ -147,26 +147,11 @@ def take(path: Path) -> Earlier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstGradient:
-    """How far the first gradient lies from that of the whole batch, as a share of its norm.
-
-    difference: None where they could not be compared, because of `obstacle`. parameter: the one
-    that contributes most to it. in_eval: why both are those of eval mode; empty where both are
-    those of training.
-    """
-
-    difference: float | None
-    parameter: str
-    obstacle: str
-    in_eval: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceLine:
     """A step as one generation trained it: a worker writes it for `elastic-train check`.
 
     steps, shards: of the whole run. entries: the evidence of the step, and what the recipe logged.
-    gradient: of the first step alone. epoch: from 0. notes: what the run said on its console, since
+    epoch: from 0. notes: what the run said on its console, since
     the line before, about exact results that are perhaps not meant.
     """
 
@@ -176,6 +161,5 @@ class TraceLine:
     steps: int
     shards: int
     entries: dict[str, str]
-    gradient: FirstGradient | None = None
     epoch: int = 0
     notes: list[str] = field(default_factory=list)

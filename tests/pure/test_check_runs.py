@@ -16,14 +16,13 @@ from elastic.check.plan import Launch
 from elastic.check.runs import Ended, Runs, stopped_by_signals
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
-from elastic.proof.evidence import FirstGradient, TraceLine
+from elastic.proof.evidence import TraceLine
 
 OPTIONS = CheckOptions(recipe="r.py", recipe_args=(), steps=None, as_json=False)
 ERROR = "Traceback (most recent call last):\n  File\nValueError: no"
 
 
 def lines(trained, steps=32):
-    gradient = FirstGradient(difference=0.0, parameter="", obstacle="")
     return [
         TraceLine(
             step=step,
@@ -32,7 +31,6 @@ def lines(trained, steps=32):
             steps=steps,
             shards=4,
             entries={"model.a": str(step)},
-            gradient=gradient if step == 1 else None,
             epoch=(step - 1) // 4,
         )
         for step in range(1, trained + 1)
@@ -51,7 +49,7 @@ def checks(monkeypatch):
         def begin(chain, steps, *_):
             if chain[0].proof != plan.CALM:
                 checked.steps.add(steps)
-            found = [others.get(each.proof, ended(each.ends[0], trained, **calm)) for each in chain]
+            found = [others.get(each.proof, ended(each.code, trained, **calm)) for each in chain]
             bad = [number for number, each in enumerate(chain) if each.proof in others]
             running = Future()
             running.set_result(found[: bad[0] + 1] + [None] * (len(found) - bad[0] - 1) if bad else found)
@@ -65,22 +63,18 @@ def checks(monkeypatch):
 
 
 def test_a_failed_run_leaves_a_row_for_each_run_it_kept_off(checks):
-    found, rows = checks({plan.DRAINED: ended(1, words=ERROR)})
+    found, rows = checks({plan.MORE_WORKERS: ended(1, words=ERROR)})
 
     assert [each.proof for each in rows] == [
         plan.CALM,
-        plan.GRADIENT,
         plan.AGAIN,
         plan.MORE_WORKERS,
-        plan.MORE_WORKERS,
-        plan.KILLED,
-        plan.DRAINED,
-        plan.DRAINED,
         plan.CHECKPOINT,
+        plan.KILLED,
     ]
-    assert [each.result for each in rows[-3:]] == [Result.FAILED, Result.NOT_RUN, Result.NOT_RUN]
+    assert [each.result for each in rows[-3:]] == [Result.FAILED, Result.NOT_RUN, Result.EXACT]
     assert (rows[-3].ended, rows[-3].failure) == ("exit code 1 instead of exit code 75", ERROR)
-    assert "the run before it" in rows[-1].note
+    assert "the run before it" in rows[-2].note
     assert (found.result, found.exit_code, found.proofs) == (Result.FAILED, 1, rows[1:])
 
 

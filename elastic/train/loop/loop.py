@@ -25,7 +25,6 @@ from elastic.errors import EXIT_COMPLETE, StoreFailed
 from elastic.events import Stopped
 from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor, StepAudit
-from elastic.proof.for_check import WholeBatchGradient
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.silence import Phase
 from elastic.train import refuse
@@ -38,7 +37,7 @@ from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
 from elastic.train.step.balancing import balancing_of
 from elastic.train.step.parts import Requests, StepParts, StepPlace
-from elastic.train.step.step import Step, WatchesStep
+from elastic.train.step.step import Step
 
 
 class Loop:
@@ -214,9 +213,7 @@ class Loop:
         parts = self.parts
         if is_audited and parts.output is not None:
             parts.output.audits.interval.begin(number)
-        audit: WatchesStep | None = partial(StepAudit, auditor) if is_audited else None
-        if parts.trace is not None and parts.trace.compares_gradient(number):
-            audit = partial(WholeBatchGradient, auditor)
+        audit = partial(StepAudit, auditor) if is_audited else None
         step = self.step = Step(number, self._of_steps, partial(next, batches), self._requests, audit)
         if parts.faults is not None:
             step.fault_point = parts.faults.at_step(number)

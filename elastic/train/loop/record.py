@@ -87,7 +87,7 @@ class StepRecorder:
         self._say_once(step)
         if parts.trace is not None:
             found = parts.again.collected.end(parts.groups, outcome.loss, parts.state.flatten())
-            parts.trace.add(line, found, steps=step.steps, shards=step.shards, audit=step.audit)
+            parts.trace.add(line, found, steps=step.steps, shards=step.shards)
         if output is not None:
             seconds = now_s - self._began_s  # of all that a step takes the loop
             output.schedule.add_step(seconds)

@@ -25,7 +25,6 @@ from elastic.data.loader import Batch
 from elastic.errors import ElasticError, UsageError
 from elastic.observe.step_line import OWN_NAMES
 from elastic.proof.audit import Call, Compute, StepAudit
-from elastic.proof.for_check import WholeBatchGradient
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.evaluate.summands import check_fits, extremes
@@ -36,9 +35,6 @@ from elastic.train.step.contract import Modes
 from elastic.train.step.end import StepEnd
 from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
 from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
-
-# Begins what watches a step of this number; runs a call on a batch, as in training.
-WatchesStep = Callable[[int, Compute], StepAudit | WholeBatchGradient]
 
 
 class Step:
@@ -61,12 +57,12 @@ class Step:
         parts: StepParts,
         load: Callable[[], list[Batch]],
         requests: Callable[[int], Requests],
-        audit: WatchesStep | None = None,
+        audit: Callable[[int, Compute], StepAudit] | None = None,
     ) -> None:
         """load: gives the batches of the own shards, once.
 
-        requests: called with the step's number when gradients are summed. audit: begins what
-        watches this step; None where nothing does.
+        requests: called with the step's number when gradients are summed. audit: begins that of
+        this step, given what runs a call on a batch as in training; None where it has none.
         """
         self.number = number
         self.steps = parts.order.steps
@@ -253,7 +249,7 @@ class Step:
         """After that of one own shard, whose gradients join the sum."""
         self.fault_point("backward")
         self._parts.gradients.after_backward(shard)
-        if isinstance(self.audit, StepAudit) and self.audit.own == shard:
+        if self.audit is not None and self.audit.own == shard:
             self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
@@ -270,7 +266,7 @@ class Step:
         norms = self._sums.norms()
         self._follow_body()
         self._parts.gradients.begin_without()
-        if isinstance(self.audit, StepAudit):
+        if self.audit is not None:
             self.audit.check_sums(lambda _outputs: None)
         outcome = self._finish(torch.tensor(math.nan), {})
         self.outcome = replace(outcome, losses=(*outcome.losses, *norms))
@@ -327,9 +323,9 @@ class Step:
             self.fault_point("forward")
             before = self._buffers_after.get(batch.shard, buffers.opening)
             call = Call(function=function, number=self._passes, buffers=before, modes=modes)
-            audit = (
-                self.audit if isinstance(self.audit, StepAudit) and batch.shard == self.audit.own else None
-            )
+            audit = self.audit
+            if audit is not None and batch.shard != audit.own:
+                audit = None
             if audit is not None:
                 audit.before(call, batch)
             output = check(self._compute(call, batch))
@@ -342,8 +338,7 @@ class Step:
 
     def _follow_body(self) -> None:
         """What the body wrote into buffers since the last pass counts for every shard."""
-        after, audit = self._buffers_after, self.audit
-        again = audit.again if isinstance(audit, StepAudit) else None
+        after, again = self._buffers_after, None if self.audit is None else self.audit.again
         contents = [] if again is None or again.buffers is None else [again.buffers]
         found = self._parts.buffers.follow_body([*after.values(), *contents])
         self._buffers_after = dict(zip(after, found, strict=False))
@@ -354,13 +349,12 @@ class Step:
         """One shard's output, under its own stream, from what the call begins with."""
         random_streams.enter(self._parts.order.seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
-        if call.modes is not None:
-            call.modes.load()
+        call.modes.load()
         return self._parts.contract.call(call.function, batch)
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
-        shown = (self.audit.own, self.audit.see_gradient) if isinstance(self.audit, StepAudit) else ()
+        shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
         self._parts.gradients.begin_step(*shown)
 
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
