@@ -15,7 +15,7 @@ from elastic.events import (
     Restored,
     StepDiffered,
 )
-from elastic.observe.generations import NODE_LOST
+from elastic.observe.generations import NODE_LOST, REHEARSAL
 from elastic.observe.logged_event import Events, last, of_kind
 from elastic.proof.evidence import roots
 
@@ -84,7 +84,16 @@ def logged_by_rank(events: Events) -> list[str]:
 def compared(events: Events, kind: type[Rehearsed] | type[Overlapped]) -> ComparedSteps:
     found = [each.event for each in of_kind(events, kind)]
     alike = sum(each.verdict == "alike" for each in found)
-    return ComparedSteps(count=len(found), alike=alike, seconds=sum(each.seconds for each in found))
+    starts = of_kind(events, GenerationStarted)
+    rehearsals = {each.generation for each in starts if each.event.cause == REHEARSAL}
+    ended = [  # the run, which no other event tells
+        each
+        for each in of_kind(events, StepDiffered)
+        if not each.event.accepted and (each.generation in rehearsals) == (kind is Rehearsed)
+    ]
+    return ComparedSteps(
+        count=len(found) + len(ended), alike=alike, seconds=sum(each.seconds for each in found)
+    )
 
 
 def divergences(events: Events) -> list[Divergence]:

@@ -4,9 +4,8 @@ Writing an event never ends training, and never waits for the disk. So it does n
 line reached the disk: a power cut may lose the newest ones.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from elastic.observe import logged_event
 from elastic.observe.logged_event import E, Events, LoggedEvent, of_kind
 from elastic.system.clock import Clock
 from elastic.system.files import listing
-from elastic.system.growing_file import AppendedFile, GrowingFile, lines_of
+from elastic.system.growing_file import AppendedFile, lines_of
 from elastic.system.untrusted import parse_json
 
 T = TypeVar("T")
@@ -36,44 +35,32 @@ class EventLog:
         self._file.append(logged.to_json())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReadFile:
-    """inode: of the file that had the name. position: how far it is read, in bytes."""
-
-    inode: int = -1
-    position: int = 0
-    events: Sequence[LoggedEvent[Event]] = ()
-
-
 class EventsReader:
-    """All events of a run, as often as it is asked; each line is read once.
+    """All events of a run, as often as it is asked.
 
-    A file of events has one writer and only grows, so that its size says whether it has news.
+    A file of events has one writer and only grows, so that its size says whether it has news; one
+    with news is read again.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[Path, _ReadFile] = {}
+        self._files: dict[Path, tuple[tuple[int, int], Events]] = {}  # by which file, of which size
 
     def read(self) -> Events:
         """As `read_events`."""
         paths = [path for path in listing(self._directory) if path.suffix == ".jsonl"]
         self._files = {path: self._up_to_now(path) for path in paths}
-        return logged_event.in_order(chain.from_iterable(file.events for file in self._files.values()))
+        return logged_event.in_order(chain.from_iterable(events for _, events in self._files.values()))
 
-    def _up_to_now(self, path: Path) -> _ReadFile:
-        known = self._files.get(path, _ReadFile())
+    def _up_to_now(self, path: Path) -> tuple[tuple[int, int], Events]:
         try:
             about = path.lstat()
         except FileNotFoundError:
-            return _ReadFile()  # it was moved away with its run
-        if about.st_ino != known.inode or about.st_size < known.position:
-            known = _ReadFile(inode=about.st_ino)
-        elif about.st_size == known.position:
-            return known
-        with closing(GrowingFile(path, position=known.position)) as file:
-            events = [*known.events, *parse_lines(file.lines_to_end(), logged_event.parse)]
-            return replace(known, position=file.position, events=events)
+            return (0, 0), []  # it was moved away with its run
+        seen = about.st_ino, about.st_size
+        if path in self._files and self._files[path][0] == seen:
+            return self._files[path]
+        return seen, list(parse_lines(lines_of(path), logged_event.parse))
 
 
 def read_events(directory: Path) -> Events:

@@ -25,7 +25,7 @@ from elastic.storage.remote import Objects
 from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
-from elastic.system.growing_file import GrowingFile, read_from, size_bytes
+from elastic.system.growing_file import GrowingFile, read_from
 
 TICK_S = 0.5
 CLOSE_WITHIN_S = 15.0
@@ -128,10 +128,6 @@ class LogShipper:
         """is_first: as of NodeShipper."""
         objects = Objects(run.url, limit_s=PART_LIMIT_S)
         self._shipper = NodeShipper(run, node, objects, is_first=is_first)
-        # Generations, deaths and checkpoints: events that are uploaded at once, for `status`, and
-        # so that a machine that is lost soon afterwards does not take them with it. Workers write
-        # events too, but those can wait for the next regular upload.
-        self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._run = run
         self._print_line = print_line
         self._clock = SystemClock()
@@ -164,14 +160,10 @@ class LogShipper:
         )
 
     def _run_until_closed(self) -> None:
-        due_s, seen_bytes = 0.0, 0
-        while not self._closing.wait(TICK_S):
-            written_bytes = sum(map(size_bytes, self._urgent))
-            now_s = self._clock.monotonic()
-            if now_s >= due_s or (written_bytes > seen_bytes and not self._has_failed):
-                self._try()
-                seen_bytes = written_bytes
-                due_s = self._clock.monotonic() + upload_parts.pause_s(now_s - self._began_s)
+        pause_s = 0.0
+        while not self._closing.wait(pause_s):
+            self._try()
+            pause_s = upload_parts.pause_s(self._clock.monotonic() - self._began_s)
         self._upload_the_rest()
 
     def _try(self) -> None:

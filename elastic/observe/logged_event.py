@@ -8,7 +8,7 @@ recipe's. It does not promise that what an event claims is true.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from elastic.errors import UsageError
@@ -56,20 +56,16 @@ def check_event(name: Any, fields: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEvent(Generic[E_co]):
-    """time: seconds since 1970. generation: 0 before the first one.
-
-    unknown: fields that another version wrote; they are written again as they were.
-    """
+    """time: seconds since 1970. generation: 0 before the first one."""
 
     time: float
     node: str
     generation: int
     event: E_co
-    unknown: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         head = {"event": self.event.name, "time": self.time, "node": self.node, "generation": self.generation}
-        return head | self.event.fields() | self.unknown
+        return head | self.event.fields()
 
 
 Events = Sequence[LoggedEvent[Event]]
@@ -84,9 +80,7 @@ def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
     if kind := KINDS.get(record["event"]):
         event = decode(kind, record, what="an event", exact=False)
     head = {name: record[name] for name in ("time", "node", "generation")}
-    known = event.fields()
-    unknown = {name: value for name, value in values.items() if name not in known}
-    return LoggedEvent(**head, event=event, unknown=unknown)
+    return LoggedEvent(**head, event=event)
 
 
 def in_order(events: Iterable[LoggedEvent[E]]) -> list[LoggedEvent[E]]:

@@ -30,7 +30,7 @@ from elastic.observe.logged_event import E, Events, in_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
 from elastic.observe.step_columns import Floats, SlowRank, StepColumns, known, slow_ranks
-from elastic.observe.step_line import OwnFields, StepLine
+from elastic.observe.step_line import StepLine
 
 ALIVE_WITHIN_S = 10.0
 _RECENT_STEPS = 50
@@ -46,7 +46,7 @@ class Record:
 
     events: Events
     steps: StepColumns
-    newest: OwnFields | StepLine | None
+    newest: StepLine | None
     age_s: float = 0.0
     curves: Curves | None = None
 
@@ -110,7 +110,7 @@ class RunView:
     failed: kinds.RunFailed | None
     traceback: str
     plain: PlainScript | None
-    newest: OwnFields | StepLine | None
+    newest: StepLine | None
     step: int
     length: int | None
     highest_step: int
@@ -273,7 +273,7 @@ def _now_s(record: Record) -> float:
 def _state(
     events: Events,
     own: Events,
-    newest: OwnFields | StepLine | None,
+    newest: StepLine | None,
     now_s: float,
     beat_ages_s: Mapping[str, float],
 ) -> str:
@@ -296,7 +296,7 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
     return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
 
 
-def _is_stepping(events: Events, newest: OwnFields | StepLine | None, now_s: float) -> bool:
+def _is_stepping(events: Events, newest: StepLine | None, now_s: float) -> bool:
     """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
     if newest is None or newest.time is None or now_s - newest.time >= ALIVE_WITHIN_S:
         return False

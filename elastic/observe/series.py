@@ -9,12 +9,10 @@ import math
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from elastic.observe.step_columns import Floats, Ints, StepBatch, StepColumns, known, number
-from elastic.observe.step_line import NAMES
 
 MOST_POINTS = 1500  # of one curve
 MOST_NAMES = 20  # of the recipe's values that have a curve
@@ -41,16 +39,14 @@ class Series:
 class Curves:
     """loss, logged: what the recipe logged, over steps; loss is None where it logged none.
 
-    names_left_out: how many names have no curve, since there are more than MOST_NAMES.
-    without_number: the names none of whose values is a number. step_s: seconds of each step.
-    slowest_s, others_s: of the slowest rank, and the median of the others; None where no step says
-    them. time_s: when steps ended, seconds since 1970.
+    names_left_out: how many names have no curve, since there are more than MOST_NAMES. step_s:
+    seconds of each step. slowest_s, others_s: of the slowest rank, and the median of the others;
+    None where no step says them. time_s: when steps ended, seconds since 1970.
     """
 
     loss: Series | None
     logged: list[Series]
     names_left_out: int
-    without_number: list[str]
     step_s: Series
     slowest_s: Series | None
     others_s: Series | None
@@ -65,11 +61,11 @@ class LoggedValues:
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
 
     def add(self, batch: StepBatch) -> None:
-        for name in dict.fromkeys(chain.from_iterable(batch.values)):
-            if name not in NAMES and (name in self._at or len(self._at) < _MOST_KNOWN_NAMES):
-                of = [(line.step, logged[name]) for line, logged in batch.with_values() if name in logged]
-                self._at[name].extend(step for step, _ in of)
-                self._values[name].extend(number(value) for _, value in of)
+        for line in batch.lines:
+            for name, value in line.values.items():
+                if name in self._at or len(self._at) < _MOST_KNOWN_NAMES:
+                    self._at[name].append(line.step)
+                    self._values[name].append(number(value))
 
     def curves(self, steps: StepColumns, most: int = MOST_POINTS) -> Curves:
         """steps: the same. most: points of each curve."""
@@ -91,7 +87,6 @@ class LoggedValues:
             loss=of_steps("loss", steps.loss),
             logged=[thinned(name, *points[name], most) for name in numbered[:MOST_NAMES]],
             names_left_out=len(numbered[MOST_NAMES:]),
-            without_number=sorted(points.keys() - {*numbered}),
             step_s=without_gaps("step time", steps.seconds),
             # A step of one worker has no such value: a gap, but no fault.
             slowest_s=of_steps("slowest rank", steps.slowest_s, tells_gaps=False),

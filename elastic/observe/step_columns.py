@@ -10,7 +10,7 @@ rank may have more to do.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
-from elastic.observe.step_line import OwnFields, StepLine
+from elastic.observe.step_line import StepLine
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,18 +33,13 @@ _SIGMAS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """Neighbouring lines as they were read.
+    """Neighbouring lines as they were read; they have `values` where the reader was asked for them.
 
-    values: of each line, all that it has by name; empty where the reader was not asked for it.
     num_unreadable: lines among these that are none of a step, as after damage on the disk.
     """
 
-    lines: Sequence[OwnFields | StepLine]
-    values: Sequence[Mapping[str, Any]] = ()
+    lines: Sequence[StepLine]
     num_unreadable: int = 0
-
-    def with_values(self) -> Iterator[tuple[OwnFields | StepLine, Mapping[str, Any]]]:
-        return zip(self.lines, self.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +79,7 @@ class StepColumns:
 _COLUMNS = [name for name in StepColumns.__dataclass_fields__ if name != "num_unreadable"]
 
 
-def columns_of(lines: Iterable[OwnFields | StepLine], num_unreadable: int = 0) -> StepColumns:
+def columns_of(lines: Iterable[StepLine], num_unreadable: int = 0) -> StepColumns:
     lines = [*lines]
     columns = {name: np.array([getattr(line, name) for line in lines], kind) for name, kind in _KINDS.items()}
     loss = np.array([number(line.loss) for line in lines], np.float64)
@@ -93,6 +88,8 @@ def columns_of(lines: Iterable[OwnFields | StepLine], num_unreadable: int = 0) -
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:
     """parts: at least one."""
+    if len(parts) == 1:
+        return parts[0]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
     return StepColumns(**columns, num_unreadable=sum(part.num_unreadable for part in parts))
 

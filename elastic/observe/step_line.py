@@ -5,7 +5,7 @@ It does not promise that the values are true.
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from elastic.system.untrusted import LARGEST
 
 DIGITS = 6  # of a loss, where a person reads it
 CHAIN_DIGITS = 16  # of a chain value, in a line
-# Arrays hold these, and sums of these are numbers.
+# Arrays hold these, and sums of these are numbers; msgspec refuses others.
 _Whole = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 _Number = Annotated[float, msgspec.Meta(gt=-float(LARGEST), lt=float(LARGEST))]
 
@@ -35,32 +35,6 @@ class StepLine:
     printed and compared, not computed with.
     """
 
-    step: int
-    epoch: int = 0
-    loss: Any = None
-    chain: Any = None
-    world_size: int = 0
-    generation: int = 0
-    time: float | None = None
-    seconds: float | None = None
-    audited: bool | None = None
-    slowest_rank: int | None = None
-    slowest_s: float | None = None
-    others_s: float | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in NAMES}
-        return self.values | {
-            name: value for name, value in known.items() if value is not None or name == "loss"
-        }
-
-
-class OwnFields(msgspec.Struct, gc=False, kw_only=True):
-    """What every reader takes of a line: the fields of StepLine but for the recipe's values, in the
-    order in which they are written.
-    """
-
     step: _Whole
     epoch: _Whole = 0
     loss: Any = None
@@ -73,9 +47,17 @@ class OwnFields(msgspec.Struct, gc=False, kw_only=True):
     slowest_rank: _Whole | None = None
     slowest_s: _Number | None = None
     others_s: _Number | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        known = {name: getattr(self, name) for name in NAMES}
+        return self.values | {
+            name: value for name, value in known.items() if value is not None or name == "loss"
+        }
 
 
-NAMES = OwnFields.__struct_fields__
+# In the order in which they are written.
+NAMES = tuple(each.name for each in fields(StepLine) if each.name != "values")
 OWN_NAMES = frozenset(NAMES) - {"loss"}  # that the run itself sets
 
 
@@ -83,10 +65,11 @@ def parse(record: dict[str, Any]) -> StepLine:
     """Raises ValueError for anything but a step's line; each name but `step` may be missing."""
     known = {name: record[name] for name in NAMES if name in record}
     try:
-        msgspec.convert(known, OwnFields)
+        line = msgspec.convert(known, StepLine)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         raise ValueError(f"expected the line of a step, found: {error}") from error
-    return StepLine(**known, values={name: value for name, value in record.items() if name not in known})
+    line.values.update((name, value) for name, value in record.items() if name not in known)
+    return line
 
 
 def loss_words(loss: object, digits: int = DIGITS) -> str:

@@ -49,7 +49,7 @@ class AgentPages(Collector):
             "/healthz": self._healthz,
             "/readyz": self._readyz,
         }
-        self._server = HttpServer(listen(address), pages, clock)
+        self._server = HttpServer(listen(address), pages)
         self._server.start()
 
     @property

@@ -1,31 +1,27 @@
 """A few pages over HTTP, from threads of their own: no client can hold up the process or a page.
 
-A connection whose client is silent ends after `CONNECTION_S`. There are at most
-`MOST_CONNECTIONS`; for one more the oldest is closed, so that slow clients cannot keep a probe out.
-Anything that is no GET or HEAD of a known page is answered with an error. The server does not ask
-who the reader is; docs/security.md says who can reach it.
+A connection whose client is silent ends after `CONNECTION_S`. One that comes while the process has
+`MOST_THREADS` is closed at once. Anything that is no GET or HEAD of a known page is answered with
+an error. The server does not ask who the reader is; docs/security.md says who can reach it.
 """
 
 import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from socketserver import ThreadingMixIn
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from elastic.config.options import ListenAddress
 from elastic.errors import ElasticError, UsageError
-from elastic.system.clock import Clock
 
 CONNECTION_S = 30.0
-MOST_CONNECTIONS = 32
+MOST_THREADS = 64  # of the process; each connection has one
 _LOOK_S = 0.25  # between two looks whether it shall stop
-_NO_DESCRIPTOR_S = 0.5
-_STOP_S = 2.0
 TEXT = "text/plain; charset=utf-8"
 # No other site may read an answer, show it in a frame, or be told where the reader comes from.
 _HEADERS = {
@@ -58,7 +54,7 @@ def listen(address: ListenAddress) -> socket.socket:
         family, _, _, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(where, family=family, backlog=MOST_CONNECTIONS)
+        return socket.create_server(where, family=family, backlog=MOST_THREADS)
     except (OSError, UnicodeError) as error:  # the second for a name that no host can have
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
@@ -73,24 +69,15 @@ def is_own_name(text: str | None, name: str) -> bool:
     A page of another site whose name leads here (DNS rebinding) cannot be one of these: its name is
     in its address.
     """
-    if not text:
-        return False
-    host = text.rpartition(":")[0] if text[-1:].isdigit() and ":" in text else text
-    host = host.strip("[]").rstrip(".").lower()
-    if host in {"localhost", name.lower(), socket.gethostname().lower()}:
-        return True
+    host = re.sub(r":[0-9]+$", "", text or "").strip("[]").rstrip(".").lower()
     with suppress(ValueError):
-        ipaddress.ip_address(host)
-        return True
-    return False
+        return bool(ipaddress.ip_address(host))
+    return host in {"localhost", name.lower(), socket.gethostname().lower()}
 
 
-class HttpServer(ThreadingMixIn, HTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
+class HttpServer(ThreadingHTTPServer):
     def __init__(
-        self, listening: socket.socket, pages: Mapping[str, Page], clock: Clock, *, name: str | None = None
+        self, listening: socket.socket, pages: Mapping[str, Page], *, name: str | None = None
     ) -> None:
         """pages: by path. name: the server answers those who ask it by this name, an address or the
         machine's name, and nobody else; None for whatever name. It closes the socket when it stops.
@@ -101,9 +88,6 @@ class HttpServer(ThreadingMixIn, HTTPServer):
         self.socket = listening
         self.address = ListenAddress(host=host, port=port)
         self.pages, self.name = pages, name
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, None] = {}  # connections, the oldest first
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -116,34 +100,11 @@ class HttpServer(ThreadingMixIn, HTTPServer):
 
     def stop(self) -> None:
         if self._thread is not None:
-            # In a thread, since it waits for the server's loop without a limit.
-            threading.Thread(target=self.shutdown, daemon=True).start()
-            self._thread.join(_STOP_S)
+            self.shutdown()
         self.server_close()
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except OSError:
-            # Without a free descriptor the connection stays in the queue, and the loop would be
-            # back here at once.
-            self._clock.sleep(_NO_DESCRIPTOR_S)
-            raise
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            while len(self._open) >= MOST_CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                with suppress(OSError):  # its thread finds that it has ended, and closes it
-                    oldest.shutdown(socket.SHUT_RDWR)
-            self._open[request] = None
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
+    def verify_request(self, _request: object, _client_address: object) -> bool:
+        return threading.active_count() < MOST_THREADS
 
     def handle_error(self, _request: Any, _client_address: Any) -> None:
         """A client that went away, or was cut, is no news."""

@@ -19,8 +19,6 @@ from elastic.report.words import count, duration, grouped, short, shortened_at_f
 _WRONG = ("fault", "save", "state")
 _OVER = ("failed", "drained", "interrupted")
 _MOST_ROWS = 20  # of faults and of recoveries
-_MOST_CAUSES = 16
-_MOST_NAMES = 10  # of those without a chart
 _MOST_FACT = 600  # letters of each, and of what two runs have in common
 _MOST_TRACEBACK = 6000  # letters
 _DIGITS = 6  # of a value
@@ -37,8 +35,8 @@ def page_of(name: str, view: RunView) -> dict[str, Any]:
         "last_sign_s": view.generations[-1].ends_s if drawn and view.state in _OVER else None,
         "wall_s": spent.wall_s if spent else 0.0,
         "useful_s": spent.useful_s if spent else 0.0,
-        "badput_s": _largest(spent.badput_s) if spent else {},
-        "causes": _largest(spent.times) if spent else {},
+        "badput_s": _short_names(spent.badput_s) if spent else {},
+        "causes": _short_names(spent.times) if spent else {},
         "paused_s": spent.paused_s if spent else 0.0,
         "lost_steps": view.lost_steps,
         "faults": _faults(view),
@@ -47,7 +45,6 @@ def page_of(name: str, view: RunView) -> dict[str, Any]:
         "checkpoints": _checkpoints(view),
         "logged": [_series(each) for each in (curves.loss, *curves.logged) if each] if curves else [],
         "names_left_out": curves.names_left_out if curves else 0,
-        "without_number": _names(curves.without_number) if curves else [],
         "step_time": _series(curves.step_s if curves else None),
         "slowest": _series(curves.slowest_s if curves else None),
         "others": _series(curves.others_s if curves else None),
@@ -133,15 +130,5 @@ def _series(series: Series | None, began_s: float = 0.0) -> dict[str, Any] | Non
     return asdict(series) | {"name": short(series.name), "values": values}
 
 
-def _names(names: list[str]) -> list[str]:
-    """The first ones, and how many more there are."""
-    more = len(names) - _MOST_NAMES
-    return [short(name) for name in names[:_MOST_NAMES]] + ([f"{more} more"] if more > 0 else [])
-
-
-def _largest(parts: Mapping[str, float]) -> dict[str, float]:
-    """The largest first; those beyond the limit are one part."""
-    ranked = sorted(parts.items(), key=lambda part: -part[1])
-    left_out = sum(size for _, size in ranked[_MOST_CAUSES:])
-    kept = {short(kind): size for kind, size in ranked[:_MOST_CAUSES]}
-    return kept | {"other causes": left_out} if left_out else kept
+def _short_names(parts: Mapping[str, float]) -> dict[str, float]:
+    return {short(kind): size for kind, size in sorted(parts.items(), key=lambda part: -part[1])}

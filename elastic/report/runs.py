@@ -1,13 +1,13 @@
 """Every run below a folder or URL is found, a line each; an unreadable one ends no listing.
 
-A run within another one's folder is found too. Folders whose name begins with a dot are not looked
-into, nor are links. Where a folder cannot be read, the result says so: a run that is not found
-there is not said to be missing. It does not promise that a run is whole: `verify` reads its
-checkpoints, and this does not.
+Within a run's folder, in folders whose name begins with a dot, and behind links no run is looked
+for. Where a folder cannot be read, the result says so: a run that is not found there is not said to
+be missing. It does not promise that a run is whole: `verify` reads its checkpoints, and this does
+not.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from elastic.config import identity
 from elastic.config.identity import NAME
-from elastic.config.run_dir import OWN_NAMES, PLACE, UID, RunDir
+from elastic.config.run_dir import PLACE, UID, RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.report.download import readable
 from elastic.report.views import view_now
@@ -25,10 +25,8 @@ from elastic.system.files import open_regular
 
 _REMOTE_LIMIT_S = 120.0
 _BLOCK_BYTES = 512  # of st_blocks
-# With a folder of events, any of these makes a run: a script without the library has no run.json.
-_BESIDE_EVENTS = {"checkpoints", "metrics.jsonl", "rendezvous"}
-# And any of these beside run.json, which other programs may have too.
-_BESIDE_IDENTITY = {*_BESIDE_EVENTS, UID, PLACE, "events"}
+# Two of these make a run, which may have lost the others; other programs have one of them too.
+_OF_RUN = {NAME, UID, PLACE, "events", "checkpoints", "metrics.jsonl", "rendezvous"}
 
 # Whether each name directly below a folder is a folder; raises OSError or StoreFailed.
 _Listing = Callable[[str], Mapping[str, bool]]
@@ -40,7 +38,7 @@ class RunLine:
 
     name: relative to the folder or URL. state: as in `status`; or damaged or not read, with the
     reason. loss: of the newest step, null where it was not finite or there is none. age_s: of the
-    newest step. size_bytes: on the disk, without runs within; of objects, their sizes.
+    newest step. size_bytes: on the disk; of objects, their sizes.
     """
 
     name: str
@@ -77,15 +75,15 @@ def list_runs(text: str) -> Runs:
         raise UsageError(f"expected a folder or a URL with a bucket in it, found {text}; write {text}BUCKET")
     check_url(where.url)
     try:
-        names, unread = find_runs(where)
+        names, unread = _find_runs(where)
     except OSError as error:
         raise UsageError(
             f"expected a folder with runs in it, found: {error}; write elastic-train runs FOLDER"
         ) from error
-    return Runs(folder=where.url, runs=[_line(where, name, names) for name in names], unread=unread)
+    return Runs(folder=where.url, runs=[_line(where, name) for name in names], unread=unread)
 
 
-def find_runs(where: RunDir) -> tuple[list[str], list[Unread]]:
+def _find_runs(where: RunDir) -> tuple[list[str], list[Unread]]:
     """The names of the runs relative to where they are looked for, `.` for that itself; sorted.
 
     Raises OSError or StoreFailed where the folder or URL itself cannot be listed, and UsageError
@@ -112,26 +110,12 @@ def _search(listing: _Listing) -> tuple[list[str], list[Unread]]:
                 raise
             unread.append(Unread(name=folder, reason=str(error)))
             continue
-        is_run = _holds_run(entries)
-        if is_run:
+        if len(entries.keys() & _OF_RUN) > 1:
             names.append(folder)
-        folders += _folders_in(folder, entries, is_run=is_run)
+            continue
+        within = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
+        folders += [name if folder == "." else f"{folder}/{name}" for name in within]
     return sorted(names), unread
-
-
-def _holds_run(entries: Mapping[str, bool]) -> bool:
-    """entries: as `_Listing` gives them. A run that has lost a part of its files is one as well."""
-    if entries.get(NAME) is False and entries.keys() & _BESIDE_IDENTITY:
-        return True
-    if entries.get(UID) is False and entries.get(PLACE):
-        return True
-    return bool(entries.get("events") and entries.keys() & _BESIDE_EVENTS)
-
-
-def _folders_in(folder: str, entries: Mapping[str, bool], *, is_run: bool) -> Iterator[str]:
-    for name, is_folder in sorted(entries.items()):
-        if is_folder and not name.startswith(".") and not (is_run and name in OWN_NAMES):
-            yield name if folder == "." else f"{folder}/{name}"
 
 
 def _listed(folder: Path) -> dict[str, bool]:
@@ -139,11 +123,9 @@ def _listed(folder: Path) -> dict[str, bool]:
         return {each.name: each.is_dir(follow_symlinks=False) for each in entries}
 
 
-def _line(where: RunDir, name: str, names: Sequence[str]) -> RunLine:
-    """Whatever is wrong with a run is a word in its own line. names: of all runs."""
+def _line(where: RunDir, name: str) -> RunLine:
+    """Whatever is wrong with a run is a word in its own line."""
     run = RunDir.parse(where.url if name == "." else f"{where.url}/{name}")
-    begin = "" if name == "." else f"{name}/"
-    nested = [each.removeprefix(begin) for each in names if each != name and each.startswith(begin)]
     try:
         with readable(run) as local:
             view = view_now(local, newest=True)
@@ -156,9 +138,7 @@ def _line(where: RunDir, name: str, names: Sequence[str]) -> RunLine:
             steps=view.length,
             loss=newest.loss if newest else None,
             age_s=max(0.0, view.now_s - newest.time) if newest and newest.time is not None else None,
-            size_bytes=_size_of_objects(run.url, nested)
-            if run.is_remote
-            else _size_on_disk(run.local, nested),
+            size_bytes=_size_of_objects(run.url) if run.is_remote else _size_on_disk(run.local),
             reason=reason,
         )
     # What no one has thought of, in files that anybody may have written, must not hide all others.
@@ -181,21 +161,15 @@ def _wrong_identity(run: RunDir) -> str | None:
     return f"there are checkpoints, and no {NAME} that says of what" if is_lost else None
 
 
-def _size_on_disk(folder: Path, nested: Sequence[str]) -> int:
+def _size_on_disk(folder: Path) -> int:
     """What the files take, one with two names once. Links are not followed."""
-    skipped, seen, total = {folder / each for each in nested}, set(), 0
-    for place, below, files in os.walk(folder):
-        below[:] = [each for each in below if Path(place) / each not in skipped]
-        for name in (*files, *below):
-            with suppress(OSError):  # it was removed meanwhile
-                about = (Path(place) / name).lstat()
-                if (about.st_dev, about.st_ino) not in seen:
-                    seen.add((about.st_dev, about.st_ino))
-                    total += about.st_blocks * _BLOCK_BYTES
-    return total
+    found: dict[tuple[int, int], int] = {}
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # it was removed meanwhile
+            about = path.lstat()
+            found[about.st_dev, about.st_ino] = about.st_blocks * _BLOCK_BYTES
+    return sum(found.values())
 
 
-def _size_of_objects(url: str, nested: Sequence[str]) -> int:
-    begins = tuple(f"{each}/" for each in nested)
-    listed = Objects(url, limit_s=_REMOTE_LIMIT_S).listed("")
-    return sum(each.size_bytes for name, each in listed.items() if not begins or not name.startswith(begins))
+def _size_of_objects(url: str) -> int:
+    return sum(each.size_bytes for each in Objects(url, limit_s=_REMOTE_LIMIT_S).listed("").values())

@@ -45,7 +45,7 @@ def serve(name: str, address: ListenAddress) -> int:
             live = LiveRun(run.url, looks(run, reader, clock))
         except OSError as error:
             raise unreadable(error) from error
-        server = HttpServer(listen(address), _pages(live), clock, name=address.host)
+        server = HttpServer(listen(address), _pages(live), name=address.host)
         threading.Thread(target=live.follow, name="reader", daemon=True).start()
         try:
             return _serve(run, address.host, server)

@@ -5,9 +5,8 @@ It does not promise a stable layout: scripts read the JSON.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
-from typing import Any
 
-from rich import box
+from rich import box, filesize
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +15,7 @@ from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
 from elastic.report.figures import facts
 from elastic.report.runs import Runs
-from elastic.report.words import duration, size_text
+from elastic.report.words import duration
 from elastic.system.untrusted import printable
 
 _RECOVERY = ("cause", "lost", "source", "detect", "rendezvous", "down", "restore", "first step", "total")
@@ -37,9 +36,6 @@ def report_tables(name: str, view: RunView) -> RenderableType:
         columns = ("step", "node", "entry", "verdict")
         rows = map(astuple, view.divergences)
         parts.append(table("steps after which the ranks' states differed: who was wrong", columns, rows))
-    if view.scheduled:
-        jobs = ((each["node"], _job(each), each["restarts"], each["host"]) for each in view.scheduled)
-        parts.append(table("nodes that Slurm started", ("node", "job", "requeued", "host"), jobs))
     return Group(*parts)
 
 
@@ -60,7 +56,7 @@ def runs_table(found: Runs) -> RenderableType:
             each.steps,
             loss_words(each.loss) if each.step else None,
             None if each.age_s is None else f"{duration(each.age_s)} ago",
-            None if each.size_bytes is None else size_text(each.size_bytes),
+            None if each.size_bytes is None else filesize.decimal(each.size_bytes),
             each.reason or "",
         )
         for each in found.runs
@@ -103,12 +99,6 @@ def _value_text(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else f"{value}"
-
-
-def _job(node: Mapping[str, Any]) -> str:
-    """As `squeue` shows it: 12, or 12_3 for task 3 of the array 12."""
-    job, task = node["array_job"], _value_text(node["array_task"])
-    return f"{node['job']}" if job is None else f"{job}_{task}"
 
 
 def _generations(view: RunView) -> Table:

@@ -27,7 +27,7 @@ from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
 from elastic.observe.run_view import RunView
 from elastic.observe.step_columns import StepBatch
-from elastic.observe.step_line import NAMES, OwnFields, StepLine
+from elastic.observe.step_line import StepLine
 from elastic.report.follower import Follower
 from elastic.system.clock import Clock
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole
@@ -61,7 +61,7 @@ class TensorBoardWriter:
         self._path = folder
 
     def add(self, steps: StepBatch) -> None:
-        for line, logged in steps.with_values():
+        for line in steps.lines:
             step, generation = line.step, line.generation
             if step <= self.written.step:
                 if generation <= self.written.generation:
@@ -71,7 +71,7 @@ class TensorBoardWriter:
             values = [
                 # A name may hold half of a pair of surrogates.
                 Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
-                for tag, value in scalars_of(line, logged)
+                for tag, value in scalars_of(line)
             ]
             self._write(Event(wall_time=line.time or 0.0, step=step, summary=Summary(value=values)))
             self.written = replace(self.written, step=step, generation=generation)
@@ -140,13 +140,13 @@ class TensorBoard:
         return TensorBoardWriter(folder, writer=settings.node, clock=self._clock)
 
 
-def scalars_of(line: OwnFields | StepLine, logged: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def scalars_of(line: StepLine) -> Iterator[tuple[str, float]]:
     """What TensorBoard shows of a step: its numbers. null, which was no finite number, is NaN."""
     yield "loss", _number(line.loss if isinstance(line.loss, int | float) else None)
     if line.seconds is not None:
         yield "elastic/step_seconds", line.seconds
     yield "elastic/world_size", float(line.world_size)
-    yield from _numbers_in({name: logged[name] for name in logged if name not in NAMES}, "", 0)
+    yield from _numbers_in(line.values, "", 0)
 
 
 def _numbers_in(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, float]]:

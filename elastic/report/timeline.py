@@ -1,12 +1,6 @@
-"""Which machine was in which generation, and what happened meanwhile: the newest of a long run.
+"""Which node was in which generation, and what happened meanwhile: the newest of a long run."""
 
-A machine is told by the host in its nodes' names. It does not promise more than that: two hosts of
-one name whose nodes were never there at once are one machine.
-"""
-
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.observe.generations import Generation
@@ -14,22 +8,8 @@ from elastic.observe.incidents import Incident
 from elastic.report.words import short
 
 MOST_GENERATIONS = MOST_MARKS = MOST_COMMITS = 500
-MOST_LANES = 48
+MOST_NODES = 48
 _NO_MARKS = ("generation", "recovery", "checkpoint")  # which are drawn otherwise
-# As system/addresses.py names a node: host, process, and a random part.
-_NODE = re.compile(r"(.+)-[0-9]+-[0-9a-f]{8}", re.ASCII | re.DOTALL)
-
-
-@dataclass(slots=True)
-class Lane:
-    """One machine, whose agents may have come one after another.
-
-    spans: [first, last] index of the generations that it was in, ascending.
-    """
-
-    host: str
-    nodes: list[str] = field(default_factory=list)
-    spans: list[list[int]] = field(default_factory=list)
 
 
 def timeline(generations: Sequence[Generation], incidents: Sequence[Incident]) -> dict[str, Any]:
@@ -39,10 +19,9 @@ def timeline(generations: Sequence[Generation], incidents: Sequence[Incident]) -
     """
     began = generations[0].begins_s
     shown = generations[-MOST_GENERATIONS:]
-    lanes = lanes_of(shown)
-    kept = sorted(lanes, key=lambda lane: lane.spans[-1][1])[-MOST_LANES:]
-    drawn = [lane for lane in lanes if lane in kept]
-    lane_of = {node: at for at, lane in enumerate(drawn) for node in lane.nodes}
+    spans = spans_of(shown)
+    kept = sorted(spans, key=lambda node: spans[node][-1][1])[-MOST_NODES:]
+    lanes = [node for node in spans if node in kept]
     saves = [each for each in incidents if each.kind == "checkpoint"]
     told = [each for each in incidents if each.kind not in _NO_MARKS]
     marks, commits = (
@@ -53,55 +32,31 @@ def timeline(generations: Sequence[Generation], incidents: Sequence[Incident]) -
         "began": began,
         "ends": since(began, generations[-1].until_s),
         "num_generations": len(generations),
-        "num_machines": len(lanes_of(generations)),
+        "num_nodes": len(spans_of(generations)),
         "generations": [_generation(each, began) for each in shown],
-        "lanes": [
-            {
-                "name": short(lane.nodes[0] if len(lane.nodes) == 1 else lane.host),
-                "nodes": len(lane.nodes),
-                "spans": lane.spans,
-            }
-            for lane in drawn
-        ],
-        "marks": [_mark(each, began, generations[-1].until_s, lane_of) for each in marks],
+        "lanes": [{"name": short(node), "spans": spans[node]} for node in lanes],
+        "marks": [_mark(each, began, generations[-1].until_s, lanes) for each in marks],
         "commits": [since(began, each.time) for each in commits],
         "left_out": {
             "generations": len(generations) - len(shown),
-            "machines": len(lanes) - len(drawn),
+            "nodes": len(spans) - len(lanes),
             "marks": len(told) - len(marks),
             "checkpoints": len(saves) - len(commits),
         },
     }
 
 
-def lanes_of(generations: Sequence[Generation]) -> list[Lane]:
-    """In the order in which their nodes came. A node goes on in the lane of one of the same host
-    that had left before it came.
-    """
-    last_of: dict[str, int] = {}
-    for index, generation in enumerate(generations):
-        last_of.update(dict.fromkeys(generation.nodes, index))
-    lanes: list[Lane] = []
-    of_host: dict[str, list[Lane]] = {}
-    lane_of: dict[str, Lane] = {}
+def spans_of(generations: Sequence[Generation]) -> dict[str, list[list[int]]]:
+    """By node, in the order in which they came: [first, last] index of generations in a row."""
+    found: dict[str, list[list[int]]] = {}
     for index, generation in enumerate(generations):
         for node in generation.nodes:
-            if node not in lane_of:
-                named = _NODE.fullmatch(node)
-                places = of_host.setdefault(node if named is None else named[1], [])
-                free = (lane for lane in places if all(last_of[each] < index for each in lane.nodes))
-                if (lane := next(free, None)) is None:
-                    lane = Lane(host=node if named is None else named[1])
-                    lanes.append(lane)
-                    places.append(lane)
-                lane.nodes.append(node)
-                lane_of[node] = lane
-            spans = lane_of[node].spans
+            spans = found.setdefault(node, [])
             if spans and spans[-1][1] >= index - 1:
                 spans[-1][1] = index
             else:
                 spans.append([index, index])
-    return lanes
+    return found
 
 
 def since(began: float, time: float) -> float:
@@ -125,9 +80,9 @@ def _generation(each: Generation, began: float) -> dict[str, Any]:
     }
 
 
-def _mark(each: Incident, began: float, ends_s: float, lane_of: dict[str, int]) -> dict[str, Any]:
-    """One of a machine that is not drawn names it."""
-    lane = lane_of.get(each.node)
+def _mark(each: Incident, began: float, ends_s: float, lanes: Sequence[str]) -> dict[str, Any]:
+    """One of a node that is not drawn names it."""
+    lane = lanes.index(each.node) if each.node in lanes else None
     text = each.text if lane is not None or not each.node else f"{each.node}: {each.text}"
     return {
         "at": since(began, min(each.time, ends_s)),

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe.generations import generations
 from elastic.report import timeline
 from elastic.report.html_page import html_page, json_text, policy
-from elastic.report.timeline import lanes_of
 from elastic.report.words import MOST_LETTERS, duration, short
 
 BEGAN = drawn_runs.BEGAN
@@ -141,37 +139,20 @@ def test_a_generation_trains_its_first_to_its_last_counted_step():
     assert len(shown["commits"]) == 2
 
 
-def test_a_node_that_comes_back_is_in_the_lane_of_its_machine():
-    nodes = ["a-1-00000001", "b-1-00000002"]
+def test_a_node_is_drawn_in_its_generations_with_its_faults():
     events = [
-        drawn_runs.started(BEGAN, 1, "start", nodes),
-        drawn_runs.started(BEGAN + 10, 2, "node lost", nodes[1:]),
-        drawn_runs.started(BEGAN + 20, 3, "node joined", [*nodes[1:], "a-7-00000003"]),
-        logged("fault_injected", BEGAN + 21, 3, "a-7-00000003", fault="kill"),
+        drawn_runs.started(BEGAN, 1, "start", ["a", "b"]),
+        drawn_runs.started(BEGAN + 10, 2, "node lost", ["b"]),
+        drawn_runs.started(BEGAN + 20, 3, "node joined", ["b", "a"]),
+        drawn_runs.started(BEGAN + 30, 4, "failure", ["b", "a"]),
+        logged("fault_injected", BEGAN + 31, 4, "b", fault="kill"),
     ]
     shown = drawn(events, [])["timeline"]
-    assert [(lane["name"], lane["nodes"], lane["spans"]) for lane in shown["lanes"]] == [
-        ("a", 2, [[0, 0], [2, 2]]),
-        ("b-1-00000002", 1, [[0, 2]]),
+    assert shown["lanes"] == [
+        {"name": "a", "spans": [[0, 0], [2, 3]]},
+        {"name": "b", "spans": [[0, 3]]},
     ]
-    assert [mark["lane"] for mark in shown["marks"] if "injected" in mark["text"]] == [0]
-
-
-@given(
-    st.lists(st.sets(st.sampled_from([f"h{n % 3}-{n}-{n:08x}" for n in range(8)]), min_size=1), max_size=12)
-)
-def test_lanes_hold_each_node_once_and_in_order(members):
-    events = [
-        drawn_runs.started(BEGAN + at, at + 1, "start", sorted(each)) for at, each in enumerate(members)
-    ]
-    lanes = lanes_of(generations(events, {}))
-
-    assert sorted(node for lane in lanes for node in lane.nodes) == sorted(set().union(*members))
-    for lane in lanes:
-        own = [[node for node in each if node in lane.nodes] for each in members]
-        assert max(map(len, own)) == 1
-        drawn_in = {at for first, last in lane.spans for at in range(first, last + 1)}
-        assert drawn_in == {at for at, found in enumerate(own) if found}
+    assert [mark["lane"] for mark in shown["marks"] if "injected" in mark["text"]] == [1]
 
 
 # How much.
@@ -192,10 +173,10 @@ def test_of_a_long_run_the_newest_is_drawn_and_the_rest_counted():
     shown = found["timeline"]
 
     assert [each["number"] for each in shown["generations"]] == [*range(501, 1001)]
-    assert (shown["num_generations"], shown["num_machines"]) == (1000, 100)
+    assert (shown["num_generations"], shown["num_nodes"]) == (1000, 100)
     left_out = shown["left_out"]
     assert left_out["generations"] == left_out["checkpoints"] == 500
-    assert left_out["machines"] == 100 - timeline.MOST_LANES == 100 - len(shown["lanes"])
+    assert left_out["nodes"] == 100 - timeline.MOST_NODES == 100 - len(shown["lanes"])
     assert left_out["marks"] > 500 == len(shown["marks"])
     assert (found["recoveries"]["number"], len(found["recoveries"]["shown"])) == (1000, 20)
     assert found["checkpoints"]["committed"] == 1000

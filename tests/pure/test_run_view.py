@@ -62,6 +62,16 @@ def test_a_run_that_was_killed_and_drained(tmp_path):
     assert found.not_restored == {"cache": "1, 2"}
 
 
+def test_a_rehearsal_that_differed_is_counted(tmp_path):
+    events = [
+        started(BEGAN, 1, "start", NODES),
+        started(BEGAN + 5, 2, "rehearsal", NODES),
+        logged("step_differed", BEGAN + 6, 2, step=1, entries=["loss"], verdict="random", accepted=False),
+    ]
+    found = view(write(tmp_path / "run", events, []))
+    assert [(each.count, each.alike) for each in (found.rehearsals, found.overlaps)] == [(1, 0), (0, 0)]
+
+
 def test_checkpoints_and_incidents_are_told(tmp_path):
     found = view(write(tmp_path / "run", KILLED, STEPS))
     saved = found.checkpoints
@@ -95,7 +105,7 @@ def test_values_without_a_number_have_no_curve(tmp_path):
     ]
     curves = view(write(tmp_path / "run", KILLED, lines), points=100).curves
     assert [each.name for each in curves.logged] == ["lr", "late"]
-    assert (curves.without_number, curves.logged[1].gaps, curves.logged[1].first_gap) == (["note"], 9, 1)
+    assert (curves.logged[1].gaps, curves.logged[1].first_gap) == (9, 1)
 
 
 @given(st.lists(st.floats(-3, 3) | st.just(math.nan), min_size=1, max_size=300))

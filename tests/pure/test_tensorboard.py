@@ -156,7 +156,7 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
         "half": 1e38,
     }
     line = StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)
-    found = dict(scalars_of(line, values))
+    found = dict(scalars_of(line))
     assert {tag: value for tag, value in found.items() if not math.isnan(value)} == {
         "elastic/step_seconds": 0.5,
         "elastic/world_size": 3.0,
@@ -177,6 +177,6 @@ def test_a_number_beyond_float32_is_shown_as_the_largest(loss, shown_as, tmp_pat
     """TensorBoard's own reader finds it, and the steps around it."""
     writer = TensorBoardWriter(tmp_path, writer="a", clock=FakeClock())
     lines = [StepLine(step=n, loss=each, time=1.0) for n, each in enumerate([0.5, loss, 0.25], start=1)]
-    writer.add(StepBatch(lines=lines, values=[{}] * len(lines)))
+    writer.add(StepBatch(lines=lines))
     writer.close()
     assert shown(tmp_path)["loss"] == [(1, 0.5), (2, pytest.approx(shown_as)), (3, 0.25)]

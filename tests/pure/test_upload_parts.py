@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe import log_shipper, logged_event, upload_parts
+from elastic.observe import log_shipper, upload_parts
 from elastic.observe.step_line import StepLine
 
 
@@ -68,16 +68,6 @@ def test_a_restored_event_gets_lost_steps_of_other_nodes():
     found = upload_parts.with_losses([*events, *compared], {1: 0, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1})
     assert [e.event.lost_steps for e in found[:6]] == [0, 2, 4, 0, 0, 0]
     assert found[6:] == compared
-
-
-def test_fields_of_a_newer_version_are_written_again():
-    """A downloaded run is read by scripts as well, and those may know more events and fields."""
-    events = [
-        logged("restored", 1.0, 1, step=3, lost_steps=0).to_json() | {"tier": {"name": "disk"}},
-        {"event": "moon_rose", "time": 2.0, "node": "n1", "generation": 1, "phase": "full"},
-    ]
-    found = upload_parts.with_losses([*map(logged_event.parse, events)], {1: 2})
-    assert [each.to_json() for each in found] == [events[0] | {"lost_steps": 2}, events[1]]
 
 
 def test_names_of_parts_are_read_back():

@@ -43,7 +43,7 @@ def drawn(
 ) -> dict[str, Any]:
     """The page of a run that is only values. now_s: where the run goes on, seconds since 1970."""
     steps, logged = columns_of(lines), LoggedValues()
-    logged.add(StepBatch(lines=lines, values=[line.values for line in lines]))
+    logged.add(StepBatch(lines=lines))
     seen_s = [each.time for each in events] + [each.time or 0.0 for each in lines]
     record = Record(
         events=events,

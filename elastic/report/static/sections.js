@@ -86,7 +86,7 @@ function rankedSection(kind, title, order, number, columns, rows, ...after) {
 function faultsSection({ faults, timeline }) {
   if (!faults.number) return null;
   const rows = faults.shown.map((each) => [clockTime(timeline.began + each.at, true), each.node || "–", each.what]);
-  return rankedSection("faults", "What went wrong", "newest", faults.number, [["time", false], ["machine", false], ["what happened", false]], rows);
+  return rankedSection("faults", "What went wrong", "newest", faults.number, [["time", false], ["node", false], ["what happened", false]], rows);
 }
 
 function timelineSection(pictures, views) {
@@ -100,7 +100,7 @@ function timelineSection(pictures, views) {
     const { timeline } = picture;
     const left = Object.entries(timeline.left_out).filter(([, number]) => number).map(([kind, number]) => `${grouped(number)} ${kind}`);
     return [
-      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${counted(timeline.num_generations, "generation")} on ${counted(timeline.num_machines, "machine")}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
+      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${counted(timeline.num_generations, "generation")} on ${counted(timeline.num_nodes, "node")}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
       element("div", {}, view.svg),
       timelineKey(view),
       left.length ? element("p", { class: "note" }, `The newest are drawn. Left out, for want of room: ${left.join(", ")}.`) : null,
@@ -120,12 +120,11 @@ function logsSection(pictures, charts, parts) {
     const lines = pairOf(pictures, (picture) => picture.logged.find((series) => series.name === name));
     return lines.length ? new StepChart(charts, name, lines, { wide: index === 0, parts }).figure : null;
   });
-  const without = [...new Set(pictures.flatMap(({ picture }) => picture.without_number))];
-  if (!figures.some((figure) => figure) && !without.length) return null;
+  if (!figures.some((figure) => figure)) return null;
   const key = pictures.length > 1 ? element("div", { class: "key" }, element("span", {}, element("i"), `A: ${pictures[0].picture.name}`), element("span", {}, element("i", { class: "b" }), `B: ${pictures[1].picture.name}`)) : null;
   const left = Math.max(...pictures.map(({ picture }) => picture.names_left_out));
   const bucket = Math.max(1, ...pictures.flatMap(({ picture }) => picture.logged.map((series) => series.bucket)));
-  const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : "", without.length ? `No number was logged as ${without.join(", ")}; metrics.jsonl has what was.` : ""].filter((words) => words);
+  const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : ""].filter((words) => words);
   const note = notes.length ? element("p", { class: "note" }, notes.join(" ")) : null;
   const made = section("logged", "What the recipe logged", element("span", {}, "over steps", element("span", { class: "hint" }, "; drag to zoom, double-click for all")), key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
   made.classList.add("long");

@@ -64,8 +64,8 @@ class TimelineView {
     const height = this.bottom + 4;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.svg.setAttribute("height", height);
-    const { num_generations, num_machines } = this.shown;
-    this.svg.setAttribute("aria-label", `${counted(num_generations, "generation")} on ${counted(num_machines, "machine")} over ${duration(this.shown.ends)}`);
+    const { num_generations, num_nodes } = this.shown;
+    this.svg.setAttribute("aria-label", `${counted(num_generations, "generation")} on ${counted(num_nodes, "node")} over ${duration(this.shown.ends)}`);
     this.clip = shape("clipPath", { id: this.id }, shape("rect", { x: this.left_, y: 0, width: this.width - this.left_, height }));
     this.hair = shape("line", { class: "hair", y1: TOP - 4, y2: this.bottom, visibility: "hidden" });
     this.picked = shape("rect", { class: "picked", y: TOP, height: this.bottom - TOP, visibility: "hidden" });
@@ -96,8 +96,7 @@ class TimelineView {
     const text = (y, words, kind) => shape("text", { x: 0, y, class: kind }, fitting(words, this.left_ - 12), shape("title", {}, words));
     const found = [text(TOP + STRIP / 2 + 4, "group", "name")];
     this.shown.lanes.forEach((lane, index) => {
-      const words = lane.nodes > 1 ? `${lane.name} (${lane.nodes} in turn)` : lane.name;
-      found.push(text(this.laneY(index) + LANE - 3, words, ""));
+      found.push(text(this.laneY(index) + LANE - 3, lane.name, ""));
     });
     if (this.commits.length) found.push(text(this.bottom - 4, "saves", ""));
     return found;
