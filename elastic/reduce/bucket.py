@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.reduce.gradient_hooks import left_changed
 from elastic.reduce.tree import Block, Stack
 
+_NAMED = 3
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
 STRIDED = torch.strided  # read once: torch's own namespace is a large one
 Show = Callable[[nn.Parameter, Tensor], None]  # is given the gradient of each parameter
@@ -203,11 +203,20 @@ def swapped(name: str) -> str:
     )
 
 
-def of_other_dtype(name: str, dtype: torch.dtype, found: object) -> str:
-    """What the user reads. name, dtype: of the parameter. found: of its gradient, or grad_dtype."""
+def of_other_dtype(name: str, dtype: torch.dtype, found: torch.dtype) -> str:
+    """What the user reads. name, dtype: of the parameter. found: of its gradient."""
     return (
-        f"expected gradients of {name} in its own dtype, {dtype}, found {found if isinstance(found, torch.dtype) else f'{name}.grad_dtype = {found}'}; "
-        "leave grad_dtype as torch sets it, and return that dtype from a backward of your own; for more digits keep the parameter in float32"
+        f"expected gradients of {name} in its own dtype, {dtype}, found {found}; leave grad_dtype as torch sets it, and return "
+        "that dtype from a backward of your own; for more digits keep the parameter in float32"
+    )
+
+
+def left_changed(names: list[str], *, is_frozen: bool) -> str:
+    """What the user reads. names: of parameters that the function has frozen, or unfrozen."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"the function given to step.mean_loss or step.sum has {'frozen' if is_frozen else 'unfrozen'} {', '.join(names[:_NAMED])}{more} (requires_grad = "
+        f"{not is_frozen}) and leaves that so; set requires_grad in the loop's body, or put it back before the function returns"
     )
 
 

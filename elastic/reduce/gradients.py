@@ -21,24 +21,23 @@ once a backward has reached it on any rank. In that first computation its shards
 apart, and summed when all ranks know of it.
 """
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import UsageError
 from elastic.reduce.bucket import STRIDED, Bucket, Show, Trained, cut, groups, of_other_dtype, sparse
 from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradient_hooks import GradientHooks
 from elastic.reduce.tree import pairs
 
-# A layout that so many computations did not need is forgotten, with its vectors. The networks of a
-# GAN take turns more often than that.
-IDLE_COMPUTATIONS = 16
+# So many layouts are kept with their vectors, the newest ones: the networks of a GAN take turns.
+MOST_LAYOUTS = 3
 
 
 class Layout:
@@ -56,7 +55,6 @@ class Layout:
         self.buckets = [Bucket(group, names) for group in (*of_trained, *groups(joined))]
         self.ids = list(map(id, self.parameters))
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.ids}
-        self.last_used = 0  # the number of the computation
 
 
 class Gradients:
@@ -73,13 +71,12 @@ class Gradients:
         self._shown: tuple[int, ...] = ()  # a shard by itself, whose gradients are given to `_show`
         self._show: Show | None = None
         self._is_paused = False
-        self._layouts: dict[object, Layout] = {}
+        self._layouts: OrderedDict[object, Layout] = OrderedDict()
         self._layout = Layout([], trained, [])
         self._joined: dict[nn.Parameter, None] = {}  # others that a backward has reached
         self._late: list[nn.Parameter] = []  # others, of this computation, that none had reached
         self._late_parts: dict[nn.Parameter, dict[int, Tensor]] = {}  # by shard
         self._shard = 0  # whose backward runs
-        self._computations = 0
         self._is_last = False  # inside the backward of the last own shard, which sends buckets
         self._next = 0
         self._is_open = False  # inside a shard's backward; a backward of the recipe's own is not ours
@@ -87,8 +84,8 @@ class Gradients:
         self._sums: list[Future[Tensor] | Tensor] = []
         # One thread: collectives must start in the same order on every rank.
         self._thread = ThreadPoolExecutor(1, "exchange") if exchange.world_size > 1 else None
-        self._hooks = GradientHooks(self._accumulated, trained.name_of)
-        self._hooks.watch(trained.trained())
+        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._watch(trained.trained())
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -108,9 +105,8 @@ class Gradients:
         others = self._trained.others
         self._late = [p for p in others if p not in self._joined]
         self._late_parts = {}
-        self._hooks.watch(self._late)
+        self._watch(self._late)
         self._layout = self._current_layout([p for p in others if p in self._joined])
-        self._hooks.attach(self.parameters if self._late else self._layout.parameters)
         for parameter in self.parameters:
             parameter.grad = None
         for bucket in self._layout.buckets:
@@ -137,11 +133,10 @@ class Gradients:
         """After the backward of one own shard; the last one sends the buckets that still wait.
 
         A bucket still waits when it, or one before it, has a parameter that the last shard did not
-        use. Raises UsageError for hooks of the recipe's, and for `grad_dtype` of another dtype.
+        use.
         """
         self._is_open = False
         if self._is_last:
-            self._check()
             while self._next < len(self._layout.buckets):
                 self._send()
             return
@@ -150,17 +145,6 @@ class Gradients:
             self._fill_missing(bucket)
             if shard == pair[-1]:
                 self._end_pair(bucket, pair)
-
-    def _check(self) -> None:
-        """After the backwards. Autograd may have added to a vector what no hook sees by itself."""
-        self._hooks.check()
-        parameters, dtypes = self._layout.parameters, self._layout.dtypes
-        # Which dtype a gradient has in `.grad`, None for any. Before torch 2.11 always its own.
-        accepted = list(map(getattr, parameters, repeat("grad_dtype"), dtypes))
-        if accepted != dtypes:
-            of_each = zip(parameters, dtypes, accepted, strict=True)
-            parameter, dtype, found = next(each for each in of_each if each[2] is not each[1])
-            raise UsageError(of_other_dtype(self._trained.name_of(parameter), dtype, found))
 
     def used(self) -> list[float]:
         """[parameters]: 1 where this rank's shards gave a gradient, else 0."""
@@ -222,7 +206,8 @@ class Gradients:
 
     def close(self) -> None:
         """Remove the hooks: a recipe may use these parameters for something else after the run."""
-        self._hooks.remove([*self._hooks.watched()])
+        for hook in self._hooks.values():
+            hook.remove()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -242,25 +227,21 @@ class Gradients:
         if not has_same or layout.dtypes != dtypes:
             # A layout refers to its parameters, so that no other one can get the id of one of them.
             key = tuple(map(id, parameters)), tuple(map(id, joined)), tuple(dtypes)
-            known = self._layouts.get(key)
-            layout = self._layouts[key] = known or Layout(parameters, self._trained, joined)
-            if known is None:
-                self._hooks.watch(layout.parameters)
-        self._computations += 1
-        layout.last_used = self._computations
-        self._forget_idle()
+            if key not in self._layouts:
+                self._layouts[key] = Layout(parameters, self._trained, joined)
+            layout = self._layouts[key]
+            self._layouts.move_to_end(key)
+            self._watch(layout.parameters)
+            if len(self._layouts) > MOST_LAYOUTS:
+                self._layouts.popitem(last=False)
         return layout
 
-    def _forget_idle(self) -> None:
-        oldest = self._computations - IDLE_COMPUTATIONS
-        idle = [key for key, layout in self._layouts.items() if layout.last_used < oldest]
-        for key in idle:
-            del self._layouts[key]
-        if idle:
-            needed = {p for layout in self._layouts.values() for p in layout.parameters}
-            needed.update(self._trained.trained())
-            needed.update(self._late)
-            self._hooks.remove([p for p in self._hooks.watched() if p not in needed])
+    def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
+        """One hook for each parameter that requires a gradient; torch has none for others."""
+        for parameter in parameters:
+            if parameter.requires_grad and parameter not in self._hooks:
+                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+                self._hooks[parameter] = hook
 
     def _pair_of(self, shard: int) -> tuple[int, ...]:
         return next(pair for pair in self._pairs if shard in pair)

@@ -16,7 +16,6 @@ from torch import nn
 
 import elastic
 from elastic.errors import UsageError
-from elastic.reduce.gradient_hooks import not_ours
 from elastic.system import forked_child, stop_signals
 from elastic.train.state.state import State
 
@@ -137,7 +136,10 @@ def modules(state: State, device: torch.device) -> None:
                 f"expected whole parameters, found {state.name_of(parameter)} as a DTensor, {_EXCHANGES}"
             )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise UsageError(not_ours(state.name_of(parameter)))
+            raise UsageError(
+                f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {state.name_of(parameter)}; change gradients "
+                "in the loop's body, after step.mean_loss or step.backward"
+            )
 
 
 def _module(path: str, module: nn.Module) -> None:

@@ -163,23 +163,6 @@ def an_optimizer_in_backward(r):
     step.mean_loss(r.loss)
 
 
-def halve(parameter):
-    parameter.grad.mul_(0.5)
-
-
-@refused(r"found a post-accumulate hook at net\.2\.weight")
-def a_hook_between_a_sum_and_the_gradients(r):
-    """It would halve the first shard's gradient, and then that of two together, and so on: another
-    result with each number of workers, and none after a restart.
-    """
-    for step in r.coming:
-        total = step.sum(r.loss)
-        if step.number == 2:
-            r.net[2].weight.register_post_accumulate_grad_hook(halve)
-        step.backward(total / step.shards)
-        r.optimizer.step()
-
-
 @refused(r"found another content in net\.seen;")
 def a_buffer_that_a_backward_writes(r):
     r.net.register_buffer("seen", torch.zeros(1))

@@ -29,7 +29,7 @@ shards than after the rest: an audit does.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter
+from operator import attrgetter, ne
 from typing import Any
 from weakref import WeakMethod
 
@@ -39,7 +39,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
-from elastic.reduce.gradient_hooks import GradientFlags, left_changed
+from elastic.reduce.bucket import left_changed
 from elastic.train.state import structure
 from elastic.train.state.state import State
 from elastic.train.state.structure import StateParts
@@ -47,6 +47,7 @@ from elastic.train.state.unsaved import Scaler, Unsaved
 
 MOST_NAMED = 4
 _VERSION = attrgetter("_version")  # autograd's count of changes in place
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Contract:
@@ -75,7 +76,8 @@ class Contract:
         self.others: list[nn.Parameter] = []  # of the idle ones likewise
         self._held: list[nn.Parameter] = []  # of the trained ones, by optimizers of torch
         self._loose: list[nn.Parameter] = []  # require a gradient, and none of these holds them
-        self._flags = GradientFlags([])  # of all
+        self._parameters: list[nn.Parameter] = []  # all
+        self._flags: list[bool] = []  # which of them require a gradient
         # Of held parameters, by id. In no other one: the gradient is of the recipe's own hand.
         self._held_names: set[int] = set()
         self._given: dict[int, int] = {}  # the version when a backward gave the newest gradient
@@ -215,16 +217,21 @@ class Contract:
             self._trained, self._idle, self._held = trained, idle, self._state.held
             self._held_names = set(map(id, self._held))
             self._used &= self._held_names  # another parameter may get the id of a former one
-        before, self._flags = self._flags.flags, GradientFlags([*trained, *idle])
-        if not is_same or self._flags.flags != before:
-            require = self._flags.flags
+        before, self._parameters = self._flags, [*trained, *idle]
+        self._flags = require = list(map(_REQUIRES_GRAD, self._parameters))
+        if not is_same or require != before:
             self.required = list(compress(trained, require))
             self.others = list(compress(idle, require[len(trained) :]))
             loose = [p for p in self.required if id(p) not in self._held_names]
             self._loose = [*loose, *self.others]
 
     def _check_flags(self) -> None:
-        if changed := self._flags.changed():
+        """A function that freezes or unfreezes for good would change what is summed for the next
+        shard of the same worker alone. It may do so for itself, and put it back.
+        """
+        now = list(map(_REQUIRES_GRAD, self._parameters))
+        if now != self._flags:
+            changed = [*compress(self._parameters, map(ne, now, self._flags))]
             is_frozen = not changed[0].requires_grad
             names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
             raise UsageError(f"step {self._step}: {left_changed(names, is_frozen=is_frozen)}")
