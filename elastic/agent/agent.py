@@ -10,6 +10,7 @@ It imports no torch: the fork server and the workers do.
 from contextlib import suppress
 
 from elastic.agent.decide import Action, Observation, decide
+from elastic.agent.final_checkpoint import leave_group, offer_newest
 from elastic.agent.generation import NodeGeneration
 from elastic.agent.hang_detector import HangDetector
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
@@ -114,13 +115,13 @@ class NodeAgent:
             )
             return self._watch(self._start_workers(entered), entered)
         except Interrupted:
-            self.others_go_on = parts.leave_group(self.last_step)
+            self.others_go_on = leave_group(parts, self.last_step)
             reason = f"{parts.shutdown.reason} while it waited for the group"
             return RunEnd(exit_code=EXIT_INTERRUPTED, reason=reason)
         except (RendezvousTimeout, BackendFailed) as error:
             # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
             # command goes on when that has changed. Others give up as well, and are not waited for.
-            parts.leave_group(self.last_step, goes_alone=True)
+            leave_group(parts, self.last_step, goes_alone=True)
             # Or the others completed the run while this node slept, and the place to meet ended
             # with its host.
             is_finished = has_recorded_end(parts.settings.run)
@@ -178,7 +179,7 @@ class NodeAgent:
                     if self._is_worth_a_redo(generation, decision.reason):
                         return None
                     generation.leave(decision.reason)
-                    self.others_go_on = self._parts.leave_group(self.last_step)
+                    self.others_go_on = leave_group(self._parts, self.last_step)
                     return RunEnd(exit_code=EXIT_INTERRUPTED, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None
@@ -328,7 +329,7 @@ class NodeAgent:
         parts.health.generation = entered.number
         if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.
-            parts.final_checkpoint.offer_newest()
+            offer_newest(parts)
         return self._generation
 
     def _record_start(self, entered: Generation) -> None:

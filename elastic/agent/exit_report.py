@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from elastic.agent.agent import NodeAgent
+from elastic.agent.final_checkpoint import newest_checkpoint
 from elastic.agent.generation import is_own_exit
 from elastic.agent.parts import AgentParts
 from elastic.agent.run_directory import has_recorded_end
@@ -55,8 +56,8 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     if parts.settings.imports_library:
         is_new = code == EXIT_INTERRUPTED and agent.has_trained
         with parts.shutdown.task("the look for the newest checkpoint"):
-            newest = parts.final_checkpoint.newest_checkpoint(
-                step=agent.last_step, generation=agent.generation, is_new=is_new
+            newest = newest_checkpoint(
+                parts, step=agent.last_step, generation=agent.generation, is_new=is_new
             )
     if code == EXIT_INTERRUPTED:
         # Where the storage does not say it, a commit that this node has seen counts.
@@ -120,8 +121,8 @@ def _unreached(parts: AgentParts, last_step: int) -> list[str]:
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[int, str]:
     """The exit code and the last line."""
     how, url = f"interrupted ({agent.end.reason})", parts.settings.run.url
-    if parts.final_checkpoint.differences:
-        return EXIT_FAILED, f"{how}: {parts.final_checkpoint.differences[0]}"
+    if parts.difference:
+        return EXIT_FAILED, f"{how}: {parts.difference}"
     if not parts.settings.imports_library:
         cut = ": the script was stopped, and whatever it saved is its own" if agent.cut_short else ""
         code = EXIT_FAILED if agent.cut_short else EXIT_INTERRUPTED

@@ -12,186 +12,220 @@ behind it. It does not promise that the storage accepts the checkpoint. The exit
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 
-from elastic.agent.settings import Settings
-from elastic.agent.shutdown_request import GivenUp, ShutdownRequest
-from elastic.agent.snapshot_memory import SnapshotMemory
+from elastic.agent.parts import GROUP_POLL_S, AgentParts
+from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.commit import other_state_text
 from elastic.checkpoint.record import CommitRecord
-from elastic.errors import StoreFailed
+from elastic.errors import EXIT_FAILED, StoreFailed
 from elastic.events import CheckpointDiffers
-from elastic.observe.log import EventLog
+from elastic.rendezvous.group import RunEnd
 from elastic.snapshot.slots import Snapshot
 from elastic.storage.remote import open_store
 from elastic.storage.store import READ_LIMIT_S
-from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
-from elastic.uploader.client import Handover, UploaderProcess, offer
+from elastic.uploader.client import FINAL_OFFER_S, Handover, offer
 from elastic.uploader.protocol import SaveResult, SaveState
 
 POLL_S = 0.1
-LOOK_SHARE = 0.25  # of the time that is left for a save: how long to look whether it is needed
+LOOK_SHARE = 0.25  # of the time that is left for a save: how long one look for it may take
 RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
 
 
-@dataclass(slots=True, kw_only=True)
-class FinalCheckpoint:
-    """report: takes lines for the console. log: of the agent. differences: why a state is not
-    saved, where its step was committed before with another.
+def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) -> bool:
+    """Give up this node's place once its newest state is safe; the workers have stopped.
+
+    last_step: that was trained, as far as this node knows. goes_alone: no other node goes on. Where
+    other members have that state and go on with it, this node leaves before it is saved: they form
+    their next generation at once and need not wait for an upload. Once they have, the fence stops a
+    save by this node: then the checkpoint is theirs to commit. Where no other node has it, the next
+    generation waits for the save. Returns whether other members go on.
+    """
+    parts.health.end()
+    if parts.settings.imports_library:  # a plain script's state is its own
+        parts.shutdown.ends(last_step)
+    with parts.shutdown.task("the rendezvous"):
+        done = parts.group.withdraw(lambda number: not goes_alone and parts.has_shared_state(number))
+    if done.generation is not None:
+        # It may be one that this node was told to leave before it entered it. The next one waits
+        # for the save, which must not be fenced by this one.
+        parts.uploader.enter(done.generation)
+    with parts.shutdown.task("the save of the last step"):
+        ensure_committed(parts, others=done.others_go_on)
+        parts.note_commit()
+    if parts.difference:
+        # Nothing says which of the two states is right: no node goes on with either of them, in
+        # whichever generation it is by now.
+        reason = f"{parts.settings.node}, which leaves, found two states of one step: {parts.difference}"
+        is_over = _end_of(parts)
+        while not parts.group.end(RunEnd(exit_code=EXIT_FAILED, reason=reason), of_any=True):
+            if is_over():
+                break
+            parts.clock.sleep(GROUP_POLL_S)
+    with parts.shutdown.task("the rendezvous"):
+        parts.group.leave()
+    return done.others_go_on
+
+
+def ensure_committed(parts: AgentParts, *, others: bool) -> None:
+    """Return once a checkpoint holds the newest step in memory, or the time for it is over.
+
+    others: other nodes go on with the same state. They are given half of the time to commit it: the
+    node of their rank 0 offers it to its uploader as soon as their next generation starts, and a
+    second upload of the same bytes would only compete with theirs. Where their generation fences
+    the save of this node, they are given the rest.
+    """
+    if (newest := parts.memory.newest) is None:
+        return
+    step, is_over = newest.info.step, _end_of(parts)
+    if _is_saved_by_others(parts, newest, _end_of(parts, 0.5 if others else 0.0)):
+        return
+    result = _save(parts, newest, is_over)
+    if result.state is SaveState.COMMITTED:
+        parts.shutdown.saved(step)
+    elif result.state is SaveState.DIFFERS:
+        parts.difference = result.reason
+    elif not others or not _is_saved_by_others(parts, newest, is_over):
+        parts.console.print_line(f"checkpoint step={step} is not saved: {result.reason}")
+
+
+def newest_checkpoint(
+    parts: AgentParts, *, step: int, generation: int, is_new: bool = False
+) -> CommitRecord | None:
+    """None where the storage holds no checkpoint of this run, or does not answer.
+
+    step: the last that was trained, in this generation; 0 where this node does not know it. is_new:
+    it was trained, and not only restored: then a checkpoint of it from an older generation was
+    passed over by the run, unless a save of this node has found it whole. The storage is asked, and
+    not the event log: an uploader may die after its commit and before it records the event.
     """
 
-    memory: SnapshotMemory
-    settings: Settings
-    uploader: UploaderProcess
-    shutdown: ShutdownRequest
-    log: EventLog
-    report: Callable[[str], None]
-    clock: Clock
-    differences: list[str] = field(default_factory=list)
-    said: set[str] = field(default_factory=set)  # why the checkpoints could not be listed
+    def counts(record: CommitRecord) -> bool:
+        if not step or record.step < step or record.generation >= generation:
+            return True
+        return record.step == step and (not is_new or step == parts.shutdown.saved_step)
 
-    def newest_checkpoint(self, *, step: int, generation: int, is_new: bool = False) -> CommitRecord | None:
-        """None where the storage holds no checkpoint of this run, or does not answer.
+    found = _records(parts, Share.REPORT, READ_LIMIT_S, step=step)
+    return max(filter(counts, found), key=lambda record: record.step, default=None)
 
-        step: the last that was trained, in this generation; 0 where this node does not know it.
-        is_new: it was trained, and not only restored: then a checkpoint of it from an older
-        generation was passed over by the run, unless a save of this node has found it whole.
-        The storage is asked, and not the event log: an uploader may die after its commit and before
-        it records the event.
-        """
 
-        def counts(record: CommitRecord) -> bool:
-            if not step or record.step < step or record.generation >= generation:
-                return True
-            return record.step == step and (not is_new or step == self.shutdown.saved_step)
+def offer_newest(parts: AgentParts) -> None:
+    """Have the uploader commit the newest snapshot; does not wait for the result."""
+    if (newest := parts.memory.newest) is not None:
+        try:
+            _offer(parts, newest, FINAL_OFFER_S).close()
+        except StoreFailed as error:
+            parts.console.print_line(f"the newest state is not saved: {error}")
 
-        found = self._records(Share.REPORT, READ_LIMIT_S, step=step)
-        return max(filter(counts, found), key=lambda record: record.step, default=None)
 
-    def offer_newest(self) -> None:
-        """Have the uploader commit the newest snapshot; does not wait for the result."""
-        if (newest := self.memory.newest) is not None:
-            try:
-                self._offer(newest).close()
-            except StoreFailed as error:
-                self.report(f"the newest state is not saved: {error}")
+def finish_saves(parts: AgentParts) -> None:
+    """Stop the uploader once it has finished its saves, or has had the time that they take."""
+    shutdown, slots, began_s = parts.shutdown, parts.memory.slots, parts.clock.monotonic()
+    parts.uploader.finish(
+        lambda line: None if shutdown.reason else parts.console.print_line(line),
+        ended_by="SIGTERM or Ctrl-C shortens that to --grace",
+        size_bytes=0 if slots is None else slots.capacity_bytes,
+        is_over=lambda: parts.clock.monotonic() >= shutdown.end_s(Share.SAVE, began_s),
+    )
 
-    def ensure_committed(self, *, others: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Return once a checkpoint holds the newest step in memory, or the time for it is over.
 
-        A save that fails is tried again: the uploader may have been killed, or the disk full for a
-        moment.
+def _end_of(parts: AgentParts, part: float = 1.0) -> Callable[[], bool]:
+    """Whether this part of the time for a save, from now on, is over."""
+    began_s = parts.clock.monotonic()
 
-        others: other nodes go on with the same state. They are given half of the time to commit it:
-        the node of their rank 0 offers it to its uploader as soon as their next generation starts,
-        and a second upload of the same bytes would only compete with theirs. Where their generation
-        fences the save of this node, they are given the rest. meanwhile: called several times a
-        second.
-        """
-        newest, began_s = self.memory.newest, self.clock.monotonic()
-        if newest is None:
-            return
-        step, pause_s = newest.info.step, RETRY_S
+    def is_over() -> bool:
+        end_s = parts.shutdown.end_s(Share.SAVE, began_s, parts.shutdown.grace_s)
+        return parts.clock.monotonic() >= began_s + part * (end_s - began_s)
 
-        def end_s() -> float:
-            return self.shutdown.end_s(Share.SAVE, began_s, self.shutdown.grace_s)
+    return is_over
 
-        def is_over() -> bool:
-            return self.clock.monotonic() >= end_s()
 
-        next_try_s = (began_s + end_s()) / 2 if others else began_s
-        last: SaveResult | None = None
+def _is_saved_by_others(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> bool:
+    """Whether the run can go on from a checkpoint without losing a step of `newest`.
+
+    Looked at once, and then until that is so or `is_over`. A checkpoint of an older generation is
+    behind this one, or was passed over. One of the very step is compared by the checksum of its
+    image: the uploader, which would say the same, would upload the state first, and a newer
+    generation fences it.
+    """
+    info, began_s = newest.info, parts.clock.monotonic()
+    while True:
+        left_s = parts.shutdown.end_s(Share.SAVE, began_s, parts.shutdown.grace_s) - parts.clock.monotonic()
         # A store that does not answer this may still take a save.
-        while not self._is_saved_by_others(newest, (end_s() - self.clock.monotonic()) * LOOK_SHARE):
-            is_fenced = last is not None and last.state is SaveState.FENCED
-            if last is not None and (is_over() or (is_fenced and not others)):
-                self.report(f"checkpoint step={step} is not saved: {last.reason}")
-                return
-            # One try is made also where no time is left: a save that is handed over may still end.
-            if not is_fenced and (is_over() or self.clock.monotonic() >= next_try_s):
-                is_first, last = last is None, self._save(newest, is_over, meanwhile)
-                if last.state is SaveState.COMMITTED:
-                    self.shutdown.saved(step)
-                    return
-                if last.state is SaveState.DIFFERS:
-                    self.differences.append(last.reason)
-                    return
-                if is_first and not is_over() and last.state is not SaveState.FENCED:
-                    self.report(f"checkpoint step={step} is not saved yet, and is tried again: {last.reason}")
-                next_try_s, pause_s = self.clock.monotonic() + pause_s, min(2 * pause_s, LONGEST_RETRY_S)
-            meanwhile()
-            self.clock.sleep(POLL_S)
-        if not self.differences:
-            self.shutdown.saved(step)
+        records = _records(parts, Share.SAVE, left_s * LOOK_SHARE)
+        if found := [e for e in records if e.step >= info.step and e.generation >= info.generation]:
+            break
+        if is_over():
+            return False
+        parts.revive_uploader()
+        parts.clock.sleep(POLL_S)
+    # Retention may have deleted the step for a newer one: then there is nothing to compare.
+    same = next((each for each in found if each.step == info.step), None)
+    if same is not None and info.checksum not in ("", same.checksum):
+        parts.difference = other_state_text(same)
+        parts.log.record(CheckpointDiffers(step=info.step, reason=parts.difference))
+    else:
+        parts.shutdown.saved(info.step)
+    return True
 
-    def finish_saves(self) -> None:
-        """Stop the uploader once it has finished its saves, or has had the time that they take."""
-        slots, began_s = self.memory.slots, self.clock.monotonic()
-        self.uploader.finish(
-            lambda line: None if self.shutdown.reason else self.report(line),
-            ended_by="SIGTERM or Ctrl-C shortens that to --grace",
-            size_bytes=0 if slots is None else slots.capacity_bytes,
-            is_over=lambda: self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s),
-        )
 
-    def _is_saved_by_others(self, newest: Snapshot, longest_s: float) -> bool:
-        """Whether the run can go on from a checkpoint without losing a step of `newest`.
+def _records(parts: AgentParts, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
+    """step: asked for by name where the listing, which may be old, has none as new as it."""
+    until_s = parts.shutdown.end_s(share, parts.clock.monotonic(), longest_s)
+    store, run_id = open_store(parts.settings.run.checkpoints_url), parts.settings.run_id
+    look = partial(list_commits, store, parts.clock, run_id=run_id, known_step=step, until_s=until_s)
+    try:
+        return parts.shutdown.within(share, look, longest_s=longest_s)[0]
+    except StoreFailed as error:
+        problem = str(error)
+    except GivenUp:
+        problem = "the storage does not answer"
+    if problem not in parts.unlisted:
+        parts.unlisted.add(problem)
+        parts.console.print_line(f"the checkpoints cannot be listed: {problem}")
+    return []
 
-        A checkpoint of an older generation is behind this one, or was passed over. One of the very
-        step is compared by the checksum of its image: the uploader, which would say the same, would
-        upload the state first, and a newer generation fences it.
-        """
-        info = newest.info
-        found = [
-            each
-            for each in self._records(Share.SAVE, longest_s)
-            if each.step >= info.step and each.generation >= info.generation
-        ]
-        # Retention may have deleted the step for a newer one: then there is nothing to compare.
-        same = next((each for each in found if each.step == info.step), None)
-        if same is not None and info.checksum not in ("", same.checksum):
-            reason = other_state_text(same)
-            self.log.record(CheckpointDiffers(step=info.step, reason=reason))
-            self.differences.append(reason)
-        return bool(found)
 
-    def _records(self, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
-        """step: asked for by name where the listing, which may be old, has none as new as it."""
-        until_s = self.shutdown.end_s(share, self.clock.monotonic(), longest_s)
+def _save(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> SaveResult:
+    """How the save of the newest snapshot ended. One that fails is tried again until `is_over`: the
+    uploader may have been killed, or the disk full for a moment.
 
-        store, run_id = open_store(self.settings.run.checkpoints_url), self.settings.run_id
-        look = partial(list_commits, store, self.clock, run_id=run_id, known_step=step, until_s=until_s)
-        try:
-            return self.shutdown.within(share, look, longest_s=longest_s)[0]
-        except StoreFailed as error:
-            problem = str(error)
-        except GivenUp:
-            problem = "the storage does not answer"
-        if problem not in self.said:
-            self.said.add(problem)
-            self.report(f"the checkpoints cannot be listed: {problem}")
-        return []
+    One try is made also where no time is left: a save that is handed over may still end.
+    """
+    step, pause_s = newest.info.step, RETRY_S
+    while True:
+        result = _try(parts, newest, is_over)
+        if result.state in (SaveState.COMMITTED, SaveState.DIFFERS, SaveState.FENCED) or is_over():
+            return result
+        if pause_s == RETRY_S:
+            parts.console.print_line(
+                f"checkpoint step={step} is not saved yet, and is tried again: {result.reason}"
+            )
+        next_s = parts.clock.monotonic() + pause_s
+        while parts.clock.monotonic() < next_s:
+            parts.revive_uploader()
+            parts.clock.sleep(POLL_S)
+        pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
-    def _save(
-        self, newest: Snapshot, is_over: Callable[[], bool], meanwhile: Callable[[], object]
-    ) -> SaveResult:
-        """Offer the newest snapshot, and wait for its result until `is_over`."""
-        step, problem = newest.info.step, "its save had not ended"
-        try:
-            with closing(self._offer(newest)) as handover:
-                while not is_over():
-                    if (result := handover.wait(POLL_S)) is not None:
-                        return result
-                    meanwhile()
-        except StoreFailed as error:
-            problem = str(error)
-        return SaveResult(step=step, state=SaveState.FAILED, reason=problem)
 
-    def _offer(self, newest: Snapshot) -> Handover:
-        """Raises StoreFailed after a short time: this agent must start an uploader that died."""
-        path, slots = self.uploader.socket_path, self.memory.slots
-        assert slots is not None, "a snapshot lies in a slot"
-        return offer(path, slots, newest, resumed_from=None, final=True)
+def _try(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> SaveResult:
+    step, problem = newest.info.step, "its save had not ended"
+    try:
+        # A short time, as it is tried again: an uploader that died is started in between.
+        with closing(_offer(parts, newest, POLL_S)) as handover:
+            while not is_over():
+                if (result := handover.wait(POLL_S)) is not None:
+                    return result
+                parts.revive_uploader()
+    except StoreFailed as error:
+        problem = str(error)
+    return SaveResult(step=step, state=SaveState.FAILED, reason=problem)
+
+
+def _offer(parts: AgentParts, newest: Snapshot, within_s: float) -> Handover:
+    """Raises StoreFailed."""
+    path, slots = parts.uploader.socket_path, parts.memory.slots
+    assert slots is not None, "a snapshot lies in a slot"
+    return offer(path, slots, newest, resumed_from=None, final=True, within_s=within_s)

@@ -9,6 +9,7 @@ by the share of its task at most.
 """
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES
+from elastic.agent.final_checkpoint import offer_newest
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import KILL_WAIT_S, NodeWorkers
@@ -85,7 +86,7 @@ class NodeGeneration:
             parts.console.print_line(
                 "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
             )
-            parts.final_checkpoint.offer_newest()
+            offer_newest(parts)
         return group
 
     def fail(self, reason: str) -> RunEnd | None:

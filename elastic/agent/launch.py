@@ -13,6 +13,7 @@ from functools import partial
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import check_finished, finished_text, report_exit
+from elastic.agent.final_checkpoint import finish_saves, offer_newest
 from elastic.agent.parts import AgentParts, Monitor
 from elastic.agent.preemption import open_notices
 from elastic.agent.run_directory import (
@@ -137,8 +138,8 @@ def _run(
             # A state that all ranks agreed on is right, whatever a later step ran into. The newest
             # one may be in this memory alone, which ends with the agent.
             parts.memory.keep_compared()
-            parts.final_checkpoint.offer_newest()
-        parts.final_checkpoint.finish_saves()
+            offer_newest(parts)
+        finish_saves(parts)
         shutdown.tidy(rendezvous.stop)
         if agent.end.exit_code != EXIT_INTERRUPTED:
             shutdown.tidy(partial(serve_until_read, backend, settings.node, _CLOCK))

@@ -7,24 +7,20 @@ threads whether the loop turns, and whether the node is in a generation.
 from typing import Protocol
 
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.spawner import Spawner
 from elastic.config import environment
-from elastic.errors import EXIT_FAILED
 from elastic.events import NodeScheduled, UploaderDied
 from elastic.faults.inject import Claims
 from elastic.faults.plan import parse
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
-from elastic.rendezvous.group import RunEnd
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
-from elastic.system.leave_deadline import Share
 from elastic.uploader.client import MANY_DEATHS, UploaderProcess
 
 GROUP_POLL_S = 0.025
@@ -82,15 +78,8 @@ class AgentParts:
         slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
         self.memory = SnapshotMemory(self.page, slots, report)
         self.group = GroupClient(rendezvous, options, report, shutdown, clock)
-        self.final_checkpoint = FinalCheckpoint(
-            memory=self.memory,
-            settings=settings,
-            uploader=uploader,
-            shutdown=shutdown,
-            log=self.log,
-            report=report,
-            clock=clock,
-        )
+        self.difference = ""  # why a state is not saved: its step was committed before with another
+        self.unlisted = set[str]()  # why the checkpoints could not be listed, which is said once
         self.faults = NodeFaults(parse(options.faults or ""), Claims(run.faults), self.log, clock)
         self.health = AgentHealth(clock)
         self._commit = (0, 0)  # the last that `note_commit` has seen
@@ -121,42 +110,6 @@ class AgentParts:
         return newest is None or (
             newest.info.generation == generation and newest.info.step <= self.page.shared_step
         )
-
-    def leave_group(self, last_step: int, *, goes_alone: bool = False) -> bool:
-        """Give up this node's place once its newest state is safe; the workers have stopped.
-
-        last_step: that was trained, as far as this node knows. goes_alone: no other node goes on.
-        Where other members have that state and go on with it, this node leaves before it is saved:
-        they form their next generation at once and need not wait for an upload. Once they have, the
-        fence stops a save by this node: then the checkpoint is theirs to commit. Where no other
-        node has it, the next generation waits for the save. Returns whether other members go on.
-        """
-        self.health.end()
-        if self.settings.imports_library:  # a plain script's state is its own
-            self.shutdown.ends(last_step)
-        with self.shutdown.task("the rendezvous"):
-            done = self.group.withdraw(lambda number: not goes_alone and self.has_shared_state(number))
-        others = done.others_go_on
-        if done.generation is not None:
-            # It may be one that this node was told to leave before it entered it. The next one
-            # waits for the save, which must not be fenced by this one.
-            self.uploader.enter(done.generation)
-        with self.shutdown.task("the save of the last step"):
-            self.final_checkpoint.ensure_committed(others=others, meanwhile=self.revive_uploader)
-            self.note_commit()
-        if differences := self.final_checkpoint.differences:
-            # Nothing says which of the two states is right: no node goes on with either of them, in
-            # whichever generation it is by now.
-            reason = f"{self.settings.node}, which leaves, found two states of one step: {differences[0]}"
-            run_end, began_s = RunEnd(exit_code=EXIT_FAILED, reason=reason), self.clock.monotonic()
-            longest_s = self.shutdown.grace_s
-            while not self.group.end(run_end, of_any=True):
-                if self.clock.monotonic() >= self.shutdown.end_s(Share.SAVE, began_s, longest_s):
-                    break
-                self.clock.sleep(GROUP_POLL_S)
-        with self.shutdown.task("the rendezvous"):
-            self.group.leave()
-        return others
 
     def revive_uploader(self) -> None:
         """Called in each turn of the loop, and several times a second while the loop waits."""

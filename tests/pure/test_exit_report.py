@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastic.agent import exit_report
 from elastic.agent.exit_report import report_exit
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.config.run_dir import RunDir
@@ -28,12 +29,15 @@ BEFORE = {"others_go_on": True, "has_trained": False}
         (0, BEFORE, 75, " before it trained a step; the other nodes go on, and no step is saved yet"),
     ],
 )
-def test_a_leaving_node_says_whether_others_have_its_steps(saved_step, agent, code, text, capsys):
+def test_a_leaving_node_says_whether_others_have_its_steps(
+    saved_step, agent, code, text, capsys, monkeypatch
+):
     """Step 9 is the last that it knows of."""
     record = SimpleNamespace(step=saved_step) if saved_step else None
+    monkeypatch.setattr(exit_report, "newest_checkpoint", lambda _parts, **_: record)
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=RunDir.parse("run")),
-        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
+        difference="",
         log=SimpleNamespace(record=lambda event: None),
         shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
     )

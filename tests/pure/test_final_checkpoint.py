@@ -3,15 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
-import run_records
 from committed import commit_image
 from payloads import payload_of
 
 from elastic.agent import final_checkpoint
-from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.final_checkpoint import ensure_committed, finish_saves, newest_checkpoint
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.errors import StoreFailed
-from elastic.observe.log import EventLog
+from elastic.events import CheckpointDiffers
 from elastic.snapshot import checksum
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.storage.store import StoreUnavailable
@@ -34,27 +33,22 @@ def snapshot(step, generation=1, state="a"):
 
 
 class Node:
-    """A node that leaves, with an uploader that answers what it is told to, or runs `commits`."""
+    """A node that leaves, with an uploader that answers what it is told to."""
 
-    def __init__(self, tmp_path, monkeypatch, newest, answers=()):
+    def __init__(self, monkeypatch, newest, answers=()):
         self.clock, self.store, self.said, self.offers = FakeClock(), FakeStore(), [], []
-        self.answers = list(answers)
+        self.answers, self.events, self.difference, self.unlisted = list(answers), [], "", set()
         self.shutdown = ShutdownRequest(LeavePage(GRACE_S), self.clock)
-        self.events = tmp_path / "events"
         monkeypatch.setattr(final_checkpoint, "offer", self.offer)
         monkeypatch.setattr(final_checkpoint, "open_store", lambda _url: self.store)
         self.uploader = SimpleNamespace(socket_path="")
-        self.final = FinalCheckpoint(
-            memory=SimpleNamespace(slots=object(), newest=newest),
-            settings=SimpleNamespace(run=SimpleNamespace(checkpoints_url=""), run_id="r"),
-            uploader=self.uploader,
-            shutdown=self.shutdown,
-            log=EventLog(self.events / "a-agent.jsonl", node="a", clock=self.clock),
-            report=self.said.append,
-            clock=self.clock,
-        )
+        self.memory = SimpleNamespace(slots=object(), newest=newest)
+        self.settings = SimpleNamespace(run=SimpleNamespace(checkpoints_url=""), run_id="r")
+        self.log = SimpleNamespace(record=self.events.append)
+        self.console = SimpleNamespace(print_line=self.said.append)
+        self.revive_uploader = lambda: None
 
-    def offer(self, _path, _slots, newest, *, resumed_from, final):
+    def offer(self, _path, _slots, newest, *, resumed_from, final, within_s):
         assert final
         assert resumed_from is None
         self.offers.append(self.clock.now)
@@ -72,30 +66,30 @@ class Node:
 
 
 @pytest.fixture
-def leaving(tmp_path, monkeypatch):
-    return lambda newest, *answers: Node(tmp_path, monkeypatch, newest, answers)
+def leaving(monkeypatch):
+    return lambda newest, *answers: Node(monkeypatch, newest, answers)
 
 
 @pytest.mark.parametrize("state", ["a", "b"])
 def test_another_nodes_checkpoint_is_compared_with_the_own_state(leaving, state):
     node = leaving(snapshot(7))
     commit_image(node.store, "r", 7, bytearray(image_of(state)))
-    node.final.ensure_committed(others=False)
+    ensure_committed(node, others=False)
     assert node.offers == node.said == []
     if state == "a":
         assert node.shutdown.saved_step == 7
-        assert node.final.differences == []
+        assert node.difference == ""
     else:
         assert node.shutdown.saved_step == 0
-        assert "step 7 was already committed by generation 1 with another state" in node.final.differences[0]
-        assert run_records.events(node.events)[-1]["event"] == "checkpoint_differs"
+        assert "step 7 was already committed by generation 1 with another state" in node.difference
+        assert isinstance(node.events[-1], CheckpointDiffers)
 
 
 def test_a_difference_that_only_its_uploader_sees_is_one(leaving):
     """The listing is older than the commit."""
     node = leaving(snapshot(7), SaveState.DIFFERS)
-    node.final.ensure_committed(others=False)
-    assert node.final.differences == ["it differs"]
+    ensure_committed(node, others=False)
+    assert node.difference == "it differs"
     assert node.shutdown.saved_step == 0
 
 
@@ -104,19 +98,19 @@ def test_it_relies_on_no_checkpoint_that_its_run_passed_over(leaving, passed_ove
     """Generation 2 fell back behind it, because it is damaged, and is at step 7 now."""
     node = leaving(snapshot(7, generation=2), SaveState.COMMITTED)
     record = commit_image(node.store, "r", passed_over, bytearray(image_of("a")))
-    assert node.final.newest_checkpoint(step=7, generation=2, is_new=True) is None
-    assert node.final.newest_checkpoint(step=0, generation=2) == record
-    node.final.ensure_committed(others=False)
+    assert newest_checkpoint(node, step=7, generation=2, is_new=True) is None
+    assert newest_checkpoint(node, step=0, generation=2) == record
+    ensure_committed(node, others=False)
     assert len(node.offers) == 1
     assert node.shutdown.saved_step == 7
     commit_image(node.store, "r", 8, bytearray(image_of("c")), generation=2)
-    assert node.final.newest_checkpoint(step=8, generation=2, is_new=True).step == 8
+    assert newest_checkpoint(node, step=8, generation=2, is_new=True).step == 8
 
 
 def test_a_save_that_fails_is_tried_again(leaving):
     """The uploader is being started, then the disk is full for a moment."""
     node = leaving(snapshot(7), StoreFailed("no uploader"), SaveState.FAILED, SaveState.COMMITTED)
-    node.final.ensure_committed(others=False)
+    ensure_committed(node, others=False)
     assert node.shutdown.saved_step == 7
     assert node.said == ["checkpoint step=7 is not saved yet, and is tried again: no uploader"]
     assert node.offers[2] - node.offers[1] > node.offers[1] - node.offers[0]
@@ -128,7 +122,7 @@ def test_others_have_half_of_the_time_and_a_fenced_save_is_lost(leaving, others)
     node = leaving(snapshot(7), SaveState.FENCED)
     node.shutdown.request("SIGTERM asks this node to leave")
     began_s = node.clock.now
-    node.final.ensure_committed(others=others)
+    ensure_committed(node, others=others)
     (offered_s,) = node.offers
     assert (offered_s - began_s > 5.0, node.clock.now - began_s > 10.0) == (others, others)
     assert node.said == ["checkpoint step=7 is not saved: it fenced"]
@@ -144,8 +138,8 @@ def test_a_store_that_is_away_holds_up_no_node_beyond_its_grace(leaving, monkeyp
 
     monkeypatch.setattr(node.store, "list", away)
     node.shutdown.request("SIGTERM asks this node to leave")
-    node.final.ensure_committed(others=True)
-    assert node.final.newest_checkpoint(step=7, generation=1) is None
+    ensure_committed(node, others=True)
+    assert newest_checkpoint(node, step=7, generation=1) is None
     assert node.clock.now <= 1000.0 + GRACE_S + 3 * 3.0  # the calls themselves are not cut off
     assert sum("cannot be listed" in line for line in node.said) == 1
     assert "checkpoint step=7 is not saved" in node.said[-1]
@@ -158,8 +152,8 @@ def test_the_last_step_counts_also_where_the_listing_is_older(leaving):
         commit_image(node.store, "r", step, bytearray(image_of("a")))
     listing = [each for each in node.store.list() if "6/" in each.name]
     node.store.list = lambda: listing
-    assert node.final.newest_checkpoint(step=7, generation=2).step == 7
-    assert node.final.newest_checkpoint(step=8, generation=2).step == 6
+    assert newest_checkpoint(node, step=7, generation=2).step == 7
+    assert newest_checkpoint(node, step=8, generation=2).step == 6
 
 
 @pytest.mark.parametrize(("capacity_bytes", "limit_s"), [(None, 30.0), (1_000_000, 32.0), (10**10, 20_030.0)])
@@ -177,9 +171,9 @@ def test_the_saves_at_the_end_have_time_for_their_size(leaving, capacity_bytes, 
         def stop(self, timeout_s):
             ended.append(node.clock.now + timeout_s)
 
-    node.final.memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
-    node.final.uploader = Hangs()
-    node.final.finish_saves()
+    node.memory.slots = capacity_bytes and SimpleNamespace(capacity_bytes=capacity_bytes)
+    node.uploader = Hangs()
+    finish_saves(node)
     assert ended[0] - 1000.0 == pytest.approx(limit_s, abs=0.3)
     (line,) = node.said
     assert f"waiting for the save in progress, {limit_s:.0f} s at most" in line

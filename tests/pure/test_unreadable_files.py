@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastic.agent import exit_report
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.run_directory import has_recorded_end
@@ -84,12 +85,12 @@ def test_a_hung_worker_whose_log_cannot_be_read_shows_no_stacks(tmp_path, stale)
         assert dump_stacks(process.pid, log, FakeClock()) == ""
 
 
-def complete(run):
+def complete(run, monkeypatch):
     record = SimpleNamespace(step=4, digest="d" * 64)
+    monkeypatch.setattr(exit_report, "newest_checkpoint", lambda _parts, **_: record)
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=run),
         group=SimpleNamespace(is_first=False),
-        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda **_: record, differences=[]),
         log=SimpleNamespace(record=lambda event: None),
         shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
     )
@@ -99,10 +100,10 @@ def complete(run):
     )
 
 
-def test_a_run_whose_events_are_unreadable_is_complete(run, stale, capsys):
+def test_a_run_whose_events_are_unreadable_is_complete(run, stale, capsys, monkeypatch):
     """Events that can be read no more end no report of a failure either."""
     run.events.mkdir()
-    end = complete(run)
+    end = complete(run, monkeypatch)
     stale.is_on = True
     assert end(0) == 0
     assert "complete; its events cannot be read" in capsys.readouterr().out
