@@ -127,17 +127,14 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[
         cut = ": the script was stopped, and whatever it saved is its own" if agent.cut_short else ""
         code = EXIT_FAILED if agent.cut_short else EXIT_INTERRUPTED
         return code, f"{how}{cut}; the same command starts it again"
-    if agent.last_step > saved_step and agent.others_go_on:
-        saved = f"step {saved_step} is the newest that is saved" if saved_step else "no step is saved yet"
-        code = EXIT_FAILED if agent.has_trained else EXIT_INTERRUPTED
-        when = f"after step {agent.last_step}" if agent.has_trained else "before it trained a step"
-        return code, f"{how} {when}; the other nodes go on, and {saved}"
     if agent.last_step > saved_step:
         # What a group that gave up lacks, it lost with its nodes, and a scheduler starts this one
-        # again.
-        return EXIT_INTERRUPTED if agent.gave_up else EXIT_FAILED, (
-            f"{how} after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
-            f"the same command resumes there (steps to do again: {agent.last_step - saved_step})"
+        # again. A node that has trained nothing leaves its state to the others.
+        is_well = agent.gave_up or (agent.others_go_on and not agent.has_trained)
+        again = f"the same command resumes there (steps to do again: {agent.last_step - saved_step})"
+        what_follows = "the other nodes go on" if agent.others_go_on else again
+        return EXIT_INTERRUPTED if is_well else EXIT_FAILED, (
+            f"{how} after step {agent.last_step}, but step {saved_step} is the newest that is saved; {what_follows}"
         )
     if not saved_step:
         return EXIT_INTERRUPTED, f"{how}; this node saw no saved step in {url}: the same command goes on"

@@ -44,8 +44,6 @@ def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) 
     generation waits for the save. Returns whether other members go on.
     """
     parts.health.end()
-    if parts.settings.imports_library:  # a plain script's state is its own
-        parts.shutdown.ends(last_step)
     with parts.shutdown.task("the rendezvous"):
         done = parts.group.withdraw(lambda number: not goes_alone and parts.has_shared_state(number))
     if done.generation is not None:
@@ -55,6 +53,8 @@ def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) 
     with parts.shutdown.task("the save of the last step"):
         ensure_committed(parts, others=done.others_go_on)
         parts.note_commit()
+    if parts.settings.imports_library:  # a plain script's state is its own
+        parts.shutdown.ends(last_step)
     if parts.difference:
         # Nothing says which of the two states is right: no node goes on with either of them, in
         # whichever generation it is by now.

@@ -110,7 +110,7 @@ class NodeGeneration:
         # Nothing is known of the steps of a script without this library.
         in_a_row = " in a row without a new step" if parts.settings.imports_library else ""
         why = f"that was failure {group.restarts}{in_a_row}, and --max-restarts is {limit}"
-        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}{_own_words(self.failure)}; {why}")
+        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}; {why}")
         parts.group.end(end)
         return end
 
@@ -199,10 +199,3 @@ class NodeGeneration:
 def is_own_exit(message: str, code: int) -> bool:
     """Whether a script ended itself with the code for a wrong command, as argparse does."""
     return code == EXIT_USAGE and message == f"SystemExit: {code}"
-
-
-def _own_words(failure: WorkerFailure) -> str:
-    """What a script gave to sys.exit: it says why as no exit code does."""
-    kind, _, words = failure.message.partition(": ")
-    is_text = kind == "SystemExit" and words and not words.lstrip("-").isdigit()
-    return f" ({words:.500})" if is_text else ""

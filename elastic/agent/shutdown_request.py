@@ -56,8 +56,6 @@ class ShutdownRequest:
         self._clock = clock
         self._calls = Calls()
         self.saved_step = 0  # the newest that is known to be committed; 0 for none
-        # That was trained: inf while workers run, None where nothing depends on it.
-        self._last_step: float | None = None
 
     @property
     def reason(self) -> str | None:
@@ -121,35 +119,23 @@ class ShutdownRequest:
         with suppress(GivenUp):
             self.within(Share.REPORT, call)
 
-    # What the supervisor says in this process's place.
-
     def begins(self) -> None:
         """Workers are started. What was saved before may be what they pass over as damaged."""
-        self._last_step, self.saved_step = inf, 0
-        self._tell()
-
-    def ends(self, last_step: int) -> None:
-        """No worker runs any more. last_step: that was trained, as far as this node knows."""
-        self._last_step = last_step
-        self._tell()
+        self.saved_step = 0
+        self._page.would_end(EXIT_FAILED)
 
     def saved(self, step: int) -> None:
         """It is known to be committed."""
         self.saved_step = max(step, self.saved_step)
-        self._tell()
+
+    def ends(self, last_step: int) -> None:
+        """No worker runs any more, and no save. last_step: that was trained, as far as this node
+        knows.
+        """
+        if last_step <= self.saved_step:
+            self._page.would_end(EXIT_INTERRUPTED)
 
     def decided(self, code: int) -> None:
         """What follows changes neither the exit code nor the saves."""
-        self._last_step = None
         self._page.waits_for("its last lines")
-        self._page.would_end(code, "")
-
-    def _tell(self) -> None:
-        if (last_step := self._last_step) is None:
-            return
-        known = "which step is saved is not known"
-        if self.saved_step:
-            known = f"step {self.saved_step} is the newest that is known to be saved"
-        if self.saved_step < last_step < inf:
-            known = f"step {last_step} was trained; {known}"
-        self._page.would_end(EXIT_INTERRUPTED if last_step <= self.saved_step else EXIT_FAILED, known)
+        self._page.would_end(code)

@@ -38,7 +38,6 @@ class _Words(ctypes.Structure):
         ("code", ctypes.c_int64),
         ("reason", ctypes.c_char * _TEXT_BYTES),
         ("task", ctypes.c_char * _TEXT_BYTES),
-        ("known", ctypes.c_char * _TEXT_BYTES),
     )
 
 
@@ -136,11 +135,8 @@ class LeavePage:
         """A noun for what the agent does from now on; empty for nothing special."""
         self._words.task = _text(task)
 
-    def would_end(self, code: int, known: str) -> None:
-        """The exit code if the agent is killed from now on. known: what is said of steps; empty
-        where all is done.
-        """
-        self._words.known = _text(known)
+    def would_end(self, code: int) -> None:
+        """The exit code if the agent is killed from now on."""
         self._words.code = code + 1
 
     # For both.
@@ -168,10 +164,6 @@ class LeavePage:
     @property
     def task(self) -> str:
         return str(self._words.task, errors="replace")
-
-    @property
-    def known(self) -> str:
-        return str(self._words.known, errors="replace")
 
     @property
     def code(self) -> int | None:

