@@ -30,10 +30,11 @@ others.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from elastic.events import HangDetected
+from elastic.system.control_page import Heartbeat
 from elastic.system.silence import Phase, Silence
 
 MIN_LIMIT_S = 10.0
@@ -52,17 +53,15 @@ _DOING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WorkerSample:
     """One worker at one moment. While its samples are equal, the worker is silent."""
 
-    step: int  # the last that it finished
-    phase: Phase
-    beats: int
+    heartbeat: Heartbeat
     is_stopped: bool  # by a signal such as SIGSTOP
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class WorkerHistory:
     """What is known of one worker of this generation.
 
@@ -75,35 +74,34 @@ class WorkerHistory:
     timed_steps: int = 0  # ended stretches of its own part of a step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetector:
-    """What one agent has seen of its workers so far.
+    """What one agent has seen of its workers so far."""
 
-    `fixed_limit_s`: the limit for a step and for the recipe's own code; None where it is learned.
-    """
+    def __init__(self, fixed_limit_s: float | None) -> None:
+        """fixed_limit_s: for a step and for the recipe's own code; None: the limit is learned."""
+        self.fixed_limit_s = fixed_limit_s
+        self.longest_step_s = 0.0  # longest ended stretch of a worker's own part of a step
+        self.workers: dict[int, WorkerHistory] = {}  # a new generation begins with none
+        self._observed_s = 0.0  # time of the last observation
 
-    fixed_limit_s: float | None
-    observed_s: float = 0.0  # time of the last observation
-    longest_step_s: float = 0.0  # longest ended stretch of a worker's own part of a step
-    workers: Mapping[int, WorkerHistory] = field(default_factory=dict)
-
-    def for_new_generation(self) -> "HangDetector":
-        """Forget the workers and keep what was learned."""
-        return replace(self, workers={})
-
-    def observe(self, samples: Mapping[int, WorkerSample], *, now_s: float) -> "HangDetector":
+    def observe(self, samples: Mapping[int, WorkerSample], *, now_s: float) -> None:
         """samples: one for every worker that runs, by rank. Workers without one are forgotten."""
-        workers, longest_s = {}, self.longest_step_s
+        before, self.workers = self.workers, {}
         for rank, sample in samples.items():
-            last = self.workers.get(rank)
-            if last is None:
-                # It may have been in this phase for any time before the first observation.
-                workers[rank] = WorkerHistory(sample=sample, since_s=now_s)
+            # One that is new may have been in its phase for any time before.
+            worker = self.workers[rank] = before.get(rank) or WorkerHistory(sample, now_s)
+            if rank not in before:
                 continue
-            length_s = self._ended_step_s(last, sample, now_s)
-            longest_s = max(longest_s, length_s or 0.0)
-            workers[rank] = self._extend(last, sample, now_s, last.timed_steps + (length_s is not None))
-        return replace(self, observed_s=now_s, longest_step_s=longest_s, workers=workers)
+            if (length_s := self._ended_step_s(worker, sample, now_s)) is not None:
+                self.longest_step_s = max(self.longest_step_s, length_s)
+                worker.timed_steps += 1
+            if sample == worker.sample:
+                elapsed_s = now_s - self._observed_s
+                worker.silence = worker.silence.grow(elapsed_s, limit_s=self._limit_s(worker))
+            else:
+                # It may have changed right after the last observation.
+                worker.sample, worker.since_s, worker.silence = sample, self._observed_s, Silence()
+        self._observed_s = now_s
 
     @property
     def hung(self) -> HangDetected | None:
@@ -118,7 +116,7 @@ class HangDetector:
         rank, worker = min(over, key=lambda found: self._blame_order(*found))
         return HangDetected(
             rank=rank,
-            place=worker.sample.phase.name.lower(),
+            place=worker.sample.heartbeat.phase.name.lower(),
             silence_s=worker.silence.seconds,
             limit_s=self._limit_s(worker),
             reason=self._reason(rank, worker),
@@ -126,27 +124,19 @@ class HangDetector:
 
     def _ended_step_s(self, last: WorkerHistory, sample: WorkerSample, now_s: float) -> float | None:
         """The length, rounded up, of a worker's part of a step that has just ended."""
-        if last.sample.phase is Phase.START:
+        before, now = last.sample.heartbeat, sample.heartbeat
+        if before.phase is Phase.START:
             return None
-        if last.sample.phase is Phase.STEP and sample.beats != last.sample.beats:
+        if before.phase is Phase.STEP and now.beats != before.beats:
             return now_s - last.since_s
         # The step was finished, so its own part began and ended between the two observations.
-        return now_s - self.observed_s if sample.step > last.sample.step else None
-
-    def _extend(
-        self, last: WorkerHistory, sample: WorkerSample, now_s: float, timed_steps: int
-    ) -> WorkerHistory:
-        if sample != last.sample:
-            # It may have changed right after the last observation.
-            return WorkerHistory(sample=sample, since_s=self.observed_s, timed_steps=timed_steps)
-        elapsed_s = now_s - self.observed_s
-        return replace(last, silence=last.silence.grow(elapsed_s, limit_s=self._limit_s(last)))
+        return now_s - self._observed_s if now.step > before.step else None
 
     def _limit_s(self, worker: WorkerHistory) -> float:
         usual_s = MAX_LIMIT_S if self.fixed_limit_s is None else self.fixed_limit_s
         if worker.sample.is_stopped:
             return MIN_LIMIT_S if self.fixed_limit_s is None else usual_s
-        match worker.sample.phase:
+        match worker.sample.heartbeat.phase:
             case Phase.AFTER:
                 return inf
             case Phase.START | Phase.SAVE:
@@ -169,13 +159,15 @@ class HangDetector:
 
     def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
         """Stopped processes first, then working ones, then waiting ones."""
-        kind = 0 if worker.sample.is_stopped else 2 if worker.sample.phase is Phase.WAIT else 1
+        kind = 0 if worker.sample.is_stopped else 2 if worker.sample.heartbeat.phase is Phase.WAIT else 1
         return kind, -worker.silence.seconds / self._limit_s(worker), rank
 
     def _reason(self, rank: int, worker: WorkerHistory) -> str:
         sample = worker.sample
-        doing = "in a process that a signal stopped" if sample.is_stopped else _DOING[sample.phase]
-        is_learned = sample.phase is Phase.STEP and not sample.is_stopped and self.fixed_limit_s is None
+        doing = "in a process that a signal stopped" if sample.is_stopped else _DOING[sample.heartbeat.phase]
+        is_learned = (
+            sample.heartbeat.phase is Phase.STEP and not sample.is_stopped and self.fixed_limit_s is None
+        )
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
             f"rank {rank} hangs: no progress for {worker.silence.seconds:.3g} s {doing} "

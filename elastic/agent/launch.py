@@ -23,9 +23,9 @@ from elastic.agent.run_directory import (
     open_rendezvous,
     release_place,
     rendezvous_config,
+    set_aside,
     take_place,
 )
-from elastic.agent.set_aside import set_aside
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.spawner import Spawner

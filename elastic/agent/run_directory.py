@@ -15,6 +15,8 @@ goes into a new folder of the old name, until another run begins there (uploader
 
 import hashlib
 import json
+import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -34,14 +36,17 @@ from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
 from elastic.rendezvous.group import Node
-from elastic.rendezvous.meeting_place import Place
+from elastic.rendezvous.meeting_place import ALONE, Place
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
+from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.rendezvous.store_socket import StoreSockets
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import Clock, SystemClock, timestamp
+from elastic.system.files import listing, sync_folder
+from elastic.system.untrusted import printable
 
 C10D_GROUP = "run"  # by default
 _CLOCK = SystemClock()
@@ -99,6 +104,61 @@ def is_complete(settings: Settings) -> bool:
         return False
     check_claim(settings)
     return True
+
+
+def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
+    """--fresh renames a used run directory, in which nothing trains, and deletes nothing of it.
+
+    It takes the directory's meeting place before, so that no other command begins in it meanwhile.
+    It does not promise that a process which slept through all of that sees it at once: such a
+    process finds itself fenced, since the group's state stays. A run directory at a URL is refused
+    before (`preflight.check_command`): an object store renames nothing at once. Raises UsageError
+    while the directory is used, or where it cannot be renamed; StoreFailed.
+    """
+    marks = run.local / identity.NAME, run.events, run.rendezvous
+    try:
+        is_used = bool(listing(run.local))
+        is_run = any(path.exists() for path in marks)
+    except OSError as error:
+        raise UsageError(f"expected to read {run.local}, found: {error}; take another --run-dir") from error
+    if not is_used:
+        return
+    if not is_run:
+        raise UsageError(
+            f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
+        )
+    who = printable(f"a command with --fresh on {socket.gethostname()}, pid {os.getpid()}")
+    ours = Place(kind=ALONE, who=who[:LONGEST_NAME])
+    meeting_place.Watch(run=run, clock=clock, notify=notify).take(ours)
+    aside = run.local.with_name(f"{run.local.name}.aside-{timestamp(clock.wall())}")
+    try:
+        found = meeting_place.newest(run, clock)
+        if found is None or found[1] != ours:
+            raise UsageError("another command took it over while this one stood still")
+        _rename(run, aside)
+    except (ElasticError, OSError) as error:
+        raise UsageError(
+            f"expected to rename the run directory {run.url}, found: {error}; what was moved by then is in {aside}. Give the"
+            " command again, or take another --run-dir"
+        ) from error
+    finally:
+        for folder in (run.local, aside):  # the old run may go on there, under its new name
+            with suppress(ElasticError, OSError):
+                meeting_place.release(RunDir.parse(str(folder)), ours, clock)
+
+
+def _rename(run: RunDir, aside: Path) -> None:
+    # The group's state stays: its versions and generations go on counting, so that a process of the
+    # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
+    run.local.rename(aside)
+    if (aside / run.rendezvous.name).exists():
+        run.local.mkdir(exist_ok=True)
+        (aside / run.rendezvous.name).rename(run.rendezvous)
+        sync_folder(aside)
+        sync_folder(run.local)
+    # Before the new run writes anything: what it commits and syncs below a name that a power cut
+    # takes back would be lost, and the old run would be there again.
+    sync_folder(run.local.parent)
 
 
 # Where do its nodes meet?

@@ -46,7 +46,7 @@ class Watchdog:
     error: WorkerError | None = None
 
     def start_generation(self) -> None:
-        self.detector = self.detector.for_new_generation()
+        self.detector.workers.clear()
         self.hung = self.error = None
 
     def poll(self, workers: NodeWorkers) -> None:
@@ -54,16 +54,11 @@ class Watchdog:
         if self.hung is not None or now_s - self.polled_s < POLL_S:
             return
         self.polled_s = now_s
-        samples = {}
-        for rank, start in workers.running.items():
-            heartbeat = self.page.heartbeat(start.local_rank)
-            samples[rank] = WorkerSample(
-                step=heartbeat.step,
-                phase=heartbeat.phase,
-                beats=heartbeat.beats,
-                is_stopped=is_stopped(workers.pid(rank)),
-            )
-        self.detector = self.detector.observe(samples, now_s=now_s)
+        samples = {
+            rank: WorkerSample(self.page.heartbeat(start.local_rank), is_stopped(workers.pid(rank)))
+            for rank, start in workers.running.items()
+        }
+        self.detector.observe(samples, now_s=now_s)
         self.hung = self.detector.hung
 
     def record_hang(self, workers: NodeWorkers) -> None:

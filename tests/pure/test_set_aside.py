@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import set_aside as set_aside_module
-from elastic.agent.set_aside import set_aside
+from elastic.agent import run_directory
+from elastic.agent.run_directory import set_aside
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous import meeting_place
@@ -38,7 +38,7 @@ def test_a_renamed_run_stays_renamed_after_a_power_cut(run: RunDir, monkeypatch:
         synced.append(folder)
         assert run.rendezvous.exists()
 
-    monkeypatch.setattr(set_aside_module, "sync_folder", sync)
+    monkeypatch.setattr(run_directory, "sync_folder", sync)
     set_aside(run, SystemClock(), lambda _text: None)
     (aside,) = run.local.parent.glob("run.aside-*")
     assert synced == [aside, run.local, run.local.parent]
@@ -67,7 +67,7 @@ def test_a_run_that_began_during_a_pause_is_not_renamed(run: RunDir, monkeypatch
         meeting_place.put(run, 2, Place(kind="dir"))
         return "later"
 
-    monkeypatch.setattr("elastic.agent.set_aside.timestamp", stop)
+    monkeypatch.setattr("elastic.agent.run_directory.timestamp", stop)
     with pytest.raises(UsageError, match="another command took it over while this one stood still"):
         set_aside(run, clock, print)
     assert [path.name for path in run.local.parent.iterdir()] == ["run"] and not is_free(run.local)

@@ -13,8 +13,7 @@ import pytest
 from elastic.agent import exit_report
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
-from elastic.agent.run_directory import has_recorded_end
-from elastic.agent.set_aside import set_aside
+from elastic.agent.run_directory import has_recorded_end, set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.watchdog import dump_stacks
 from elastic.checkpoint import newest_generation as numbers
