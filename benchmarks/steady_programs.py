@@ -16,7 +16,7 @@ import processes
 from paired_turns import Turn, is_disturbed, whole_steps
 from steady_cells import Cell, Side
 
-from elastic.config.interpreter import MALLOC
+from elastic.config.environment import MALLOC
 from elastic.config.run_dir import RunDir
 from elastic.events import WorkerStarted
 from elastic.observe.log import read_events

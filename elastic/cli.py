@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.commands import command_parser, run_command, usage_of
-from elastic.config import environment, interpreter
+from elastic.config import environment
 from elastic.config.options import (
     FLAGS,
     OPTIONS_HELP,
@@ -177,9 +177,9 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
     imports_library = preflight.imports_library(recipe)
     preflight.check_command(options)
-    interpreter.pin_threads()
-    interpreter.set_up_malloc()
-    if said := interpreter.fix_hashing():
+    environment.pin_threads()
+    environment.set_up_malloc()
+    if said := environment.fix_hashing():
         print(said, flush=True)
     with contextlib.ExitStack() as opened:
         monitors = open_monitors(options, opened)

@@ -395,7 +395,7 @@ class FaultInjected(Event):
     """A fault of the plan is about to happen; `fault` is its text.
 
     `step`: the step in training or being saved. For a fault of a node, the last step that its
-    workers finished, 0 before the first. None during a restore or a rendezvous.
+    workers finished, 0 before the first. None during a restore.
     """
 
     fault: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from elastic.events import FaultInjected
 from elastic.faults.inject import Claims, pause
-from elastic.faults.plan import NODE, RENDEZVOUS, At, AtIntervals, Fault, Kind, unreached
+from elastic.faults.plan import NODE, At, AtIntervals, Fault, Kind, unreached
 from elastic.observe.log import EventLog
 from elastic.rendezvous.rendezvous import Generation
 from elastic.system.clock import Clock
@@ -32,13 +32,6 @@ class NodeFaults:
             for fault in faults
             if isinstance(fault.trigger, AtIntervals)
         ]
-
-    def enter(self, generation: Generation) -> None:
-        """A generation has formed with this node, whose workers are not started yet."""
-        here = At(point=RENDEZVOUS, number=generation.number, who=generation.rank_of_node)
-        for fault in self._faults:
-            if fault.trigger == here and self._claims.take(fault):
-                self._inject(fault, None)
 
     def poll(self, generation: Generation, step: int, workers: Mapping[int, int]) -> None:
         """Inject the faults that are due.
@@ -62,7 +55,7 @@ class NodeFaults:
         """Which faults have struck nothing, in words."""
         return unreached([each for each in self._faults if not self._claims.is_taken(each)], last_step)
 
-    def _inject(self, fault: Fault, step: int | None) -> None:
+    def _inject(self, fault: Fault, step: int) -> None:
         self._log.record(FaultInjected(fault=fault.text, step=step))
         match fault.action.kind:
             case Kind.PAUSE:

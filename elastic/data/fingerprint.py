@@ -8,10 +8,10 @@ machines. Files that a dataset reads for each sample do not count, nor single nu
 other things than these, objects, and what has "cache" in its name or is still empty, nor slots of
 a class. No code of the user is run.
 
-`fingerprint` tells whether two loads of a batch gave the same samples, by its tensors, numbers and
-texts, all of each. Values of other types count by their type alone: two equal ones may not look
-alike. All NaNs count as one, since which of them arithmetic gives may depend on where its operands
-lie.
+`fingerprint` tells whether two loads of a batch gave the same samples, by its dense tensors,
+numbers and texts, all of each. Values of other types count by their type alone: two equal ones may
+not look alike. All NaNs count as one, since which of them arithmetic gives may depend on where its
+operands lie.
 """
 
 import hashlib
@@ -34,7 +34,6 @@ WHOLE = 1 << 62  # bytes: more than any value has
 _RUNS = 64  # stretches that a large part is sampled by
 _DEPTH = 4
 _FEW = 64  # datasets or tensors in a list, entries of a dict
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def contents_of(dataset: Any) -> dict[str, str]:
@@ -114,7 +113,11 @@ def _leaves(value: Any, most_bytes: int) -> Iterator[bytes | str]:
     if most_bytes < WHOLE and isinstance(value, Tensor | np.ndarray | dict) and not _is_array(value):
         return
     if isinstance(value, Tensor):
-        yield from _leaves_of_tensor(value.detach(), most_bytes)
+        yield f"{value.dtype} {value.layout} ".encode()
+        if value.layout is torch.strided and not value.is_nested and not value.is_meta:
+            yield f"{list(value.shape)} ".encode()
+            plain = real_numbers(_sampled(value.detach(), most_bytes).cpu()).contiguous()
+            yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray) and value.dtype.kind in "OUS":  # bytes of objects are addresses
         yield f"{list(value.shape)} ".encode()
         yield from _leaves(value.reshape(-1).tolist(), most_bytes)
@@ -132,19 +135,6 @@ def _leaves(value: Any, most_bytes: int) -> Iterator[bytes | str]:
             yield from _leaves([name, each], most_bytes)
     elif isinstance(value, bool | int | float | complex | bytes | np.generic):
         yield f"{value!r} ".encode()
-
-
-def _leaves_of_tensor(tensor: Tensor, most_bytes: int) -> Iterator[bytes | str]:
-    yield f"{tensor.dtype} {tensor.layout} ".encode()
-    if tensor.is_nested:
-        yield from _leaves(list(tensor.unbind()), most_bytes)
-    elif tensor.layout in _SPARSE:
-        plain = tensor.to_sparse()
-        yield from _leaves([list(plain.shape), plain._indices(), plain._values()], most_bytes)  # noqa: SLF001
-    elif tensor.layout is torch.strided and not tensor.is_meta:
-        yield f"{list(tensor.shape)} ".encode()
-        plain = real_numbers(_sampled(tensor, most_bytes).cpu()).contiguous()
-        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _sampled(value: Any, most_bytes: int) -> Any:

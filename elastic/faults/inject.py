@@ -11,7 +11,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 
 from elastic.events import FaultInjected
@@ -69,7 +68,7 @@ class FaultInjector:
         self._claims = Claims(folder)
         self._log = log
         self._clock = clock
-        self._slow_s = self._last_slow_step = 0.0
+        self._slow_s = 0.0
         # Flips a bit of parameters, optimizer or gradient: only a worker has them.
         self.flip: Callable[[str], None] = lambda _target: None
 
@@ -79,11 +78,11 @@ class FaultInjector:
             if fault.trigger == at and self._claims.take(fault):
                 is_of_step = at.point in STEP_POINTS + SAVE_POINTS
                 self._log.record(FaultInjected(fault=fault.text, step=at.number if is_of_step else None))
-                self._inject(fault, at.number)
-        if at.point == STEP_POINTS[0] and at.number <= self._last_slow_step:
+                self._inject(fault)
+        if at.point == STEP_POINTS[0] and self._slow_s:
             self._clock.sleep(self._slow_s)
 
-    def _inject(self, fault: Fault, step: int) -> None:
+    def _inject(self, fault: Fault) -> None:
         action = fault.action
         match action.kind:
             case Kind.KILL:
@@ -103,7 +102,6 @@ class FaultInjector:
                 self.flip(action.target)
             case Kind.SLOW:
                 self._slow_s = action.amount
-                self._last_slow_step = inf if action.steps is None else step + action.steps - 1
             case Kind.TERMINATE:
                 raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 

@@ -23,7 +23,7 @@ from elastic.errors import UsageError
 STEP_POINTS = ("forward", "backward", "mid-sum", "optimizer", "snapshot", "after-snapshot")
 SAVE_POINTS = ("upload", "before-commit", "after-commit")
 FLIP_TARGETS = ("parameters", "optimizer", "gradient")
-NODE, RESTORE, RENDEZVOUS = "node", "restore", "rendezvous"
+NODE, RESTORE = "node", "restore"
 _MOST_NAMED = 6  # faults that struck nothing
 
 
@@ -31,9 +31,8 @@ _MOST_NAMED = 6  # faults that struck nothing
 class At:
     """point: a STEP_POINT of this step, in the worker of rank `who`; a SAVE_POINT, in the uploader
     that saves this step; `node`, in the agent of node `who` as soon as all its workers have
-    finished this step or a later one; `restore`, in the worker of rank `who` of this generation,
-    which has loaded the state and not reported it yet; or `rendezvous`, in the agent of node `who`
-    of this generation, before it starts its workers.
+    finished this step or a later one; or `restore`, in the worker of rank `who` of this generation,
+    which has loaded the state and not reported it yet.
 
     number: the step or the generation, from 1. who: from 0; nodes in the order of their ranks.
     """
@@ -90,12 +89,11 @@ class Kind(StrEnum):
 class Action:
     """amount: the exit code, the seconds of a pause, or those that each shard of a slow step waits.
 
-    steps: how many are slow; None for the whole generation. target: what a flip changes.
+    target: what a flip changes.
     """
 
     kind: Kind
     amount: float = 0.0
-    steps: int | None = None
     target: str = ""
 
 
@@ -115,21 +113,17 @@ class Fault:
 _RANGES = {Kind.EXIT: (-1.0, 255.0), Kind.PAUSE: (0.0, inf), Kind.SLOW: (0.0, inf)}
 _COUNT, _INDEX, _DECIMAL = "[1-9][0-9]{0,11}", "[0-9]{1,12}", r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
 _PAUSE = f"pause (?P<pause>{_DECIMAL})s"
-_OF_NODES = f"kill|terminate|{_PAUSE}"
 _OF_WORKERS = f"kill|raise|hang|exit (?P<exit>[0-9]{{1,3}})|{_PAUSE}"
-_OF_STEPS = (
-    f"{_OF_WORKERS}|slow (?P<slow>{_DECIMAL})s(?: for (?P<steps>{_COUNT}) steps?)?"
-    f"|flip(?: (?P<flip>{'|'.join(FLIP_TARGETS)}))?"
-)
+_OF_STEPS = f"{_OF_WORKERS}|slow (?P<slow>{_DECIMAL})s|flip(?: (?P<flip>{'|'.join(FLIP_TARGETS)}))?"
 # How lines are written, for people, and as a pattern of the place and one of the action.
 _FORMS = {
-    "step N [rank R] [POINT]: kill, raise, exit C, hang, pause Ns, slow Ns [for M steps] or flip [TARGET]": (
+    "step N [rank R] [POINT]: kill, raise, exit C, hang, pause Ns, slow Ns or flip [TARGET]": (
         f"step (?P<number>{_COUNT})(?: rank (?P<who>{_INDEX}))?(?: (?P<point>{'|'.join(STEP_POINTS)}))?",
         _OF_STEPS,
     ),
     "step N node K: kill, pause Ns or terminate": (
         f"step (?P<number>{_COUNT}) (?P<point>node) (?P<who>{_INDEX})",
-        _OF_NODES,
+        f"kill|terminate|{_PAUSE}",
     ),
     f"checkpoint N {'|'.join(SAVE_POINTS)}: kill uploader or pause Ns": (
         f"checkpoint (?P<number>{_COUNT}) (?P<point>{'|'.join(SAVE_POINTS)})",
@@ -138,10 +132,6 @@ _FORMS = {
     "generation N rank R restore: kill, raise, exit C, hang or pause Ns": (
         f"generation (?P<number>{_COUNT}) rank (?P<who>{_INDEX}) (?P<point>restore)",
         _OF_WORKERS,
-    ),
-    "generation N node K rendezvous: kill, pause Ns or terminate": (
-        f"generation (?P<number>{_COUNT}) node (?P<who>{_INDEX}) (?P<point>rendezvous)",
-        _OF_NODES,
     ),
     "every N±Ms: kill random worker, seed S": (
         f"(?P<every>every) (?P<period>{_DECIMAL})(?:±(?P<jitter>{_DECIMAL}))?s",
@@ -189,11 +179,10 @@ def _fault(words: str) -> Fault | None:
             point = "forward" if target == "gradient" else "optimizer"
         if not above < amount <= most or given.get("point") not in (None, point):
             return None
-        steps = None if not given.get("steps") else int(given["steps"])
         return Fault(
             text=words,
             trigger=At(point=point, number=int(given["number"]), who=int(given.get("who") or 0)),
-            action=Action(kind=kind, amount=amount, steps=steps, target=target),
+            action=Action(kind=kind, amount=amount, target=target),
         )
     return None
 
@@ -208,12 +197,12 @@ def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_pla
         at = fault.trigger
         if isinstance(at, AtIntervals):
             continue
-        kind, most = ("node", nodes) if at.point in (NODE, RENDEZVOUS) else ("rank", ranks)
+        kind, most = ("node", nodes) if at.point == NODE else ("rank", ranks)
         if most is not None and at.who >= most:
             raise UsageError(
                 f"fault plan: expected a {kind} from 0 to {most - 1} (--max-nodes {nodes}), found {at.who} in {fault.text!r}"
             )
-        if is_plain and at.point != RENDEZVOUS:
+        if is_plain:
             raise UsageError(
                 f"fault plan: expected a recipe with steps, checkpoints and restores for {fault.text!r}, found a script that does not import the library"
             )

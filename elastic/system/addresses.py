@@ -17,7 +17,10 @@ from typing import Any
 from elastic.errors import UsageError
 
 HIGHEST_PORT = 65535
-_ENDPOINT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>[0-9]{1,5}))?")
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_ENDPOINT = re.compile(
+    rf"(?P<host>\[[0-9A-Fa-f:.%]+\]|{_LABEL}(?:\.{_LABEL})*\.?)(?::(?P<port>[0-9]{{1,5}}))?"
+)
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 _IFNAME_BYTES = 15
 
@@ -49,20 +52,11 @@ def split_endpoint(text: str, default_port: int) -> tuple[str, int]:
     """
     match = _ENDPOINT.fullmatch(text)
     port = int(match["port"] or default_port) if match else 0
-    if match is None or not 0 < port <= HIGHEST_PORT or not _is_name(match["host"]):
+    if match is None or not 0 < port <= HIGHEST_PORT:
         raise UsageError(
             f"expected an endpoint HOST or HOST:PORT, such as node-1:{default_port} or [::1]:{default_port}, found {text!r}"
         )
     return match["host"], port
-
-
-def _is_name(host: str) -> bool:
-    """Whether its labels have the lengths that names of hosts may have."""
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return True
 
 
 def listen_on(address: str, port: int = 0, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from elastic.config import environment, identity, interpreter
+from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
@@ -112,7 +112,7 @@ def _identity(seed: int, global_batch: int, shards: int) -> Identity:
         shards=shards,
         torch=str(torch.__version__),
         device="cuda" if torch.cuda.is_available() else "cpu",
-        threads=interpreter.pin_threads(),
+        threads=environment.pin_threads(),
     )
 
 
@@ -122,7 +122,7 @@ def _be_deterministic(threads: int) -> None:
         torch.use_deterministic_algorithms(mode=True)
     else:
         # The same without importing torch's compiler, which takes seconds at every start. The
-        # compiler reads its own setting from the environment (interpreter.pin_threads).
+        # compiler reads its own setting from the environment (environment.pin_threads).
         torch._C._set_deterministic_algorithms(True, warn_only=False)  # noqa: SLF001
     # Filling fresh memory with NaN helps to find reads of it, and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

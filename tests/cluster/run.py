@@ -43,7 +43,7 @@ from scenario_runner import TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
 
 from elastic.agent.worker_process import ForkServerClient
-from elastic.config import interpreter
+from elastic.config import environment
 from elastic.errors import ElasticError
 
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
@@ -105,9 +105,9 @@ def main() -> int:
         for name, case in cases.items():
             print(f"{name:24}{case.title}")
         return 0
-    interpreter.pin_threads()  # as the command does
-    interpreter.set_up_malloc()
-    interpreter.fix_hashing()
+    environment.pin_threads()  # as the command does
+    environment.set_up_malloc()
+    environment.fix_hashing()
     return supervised(lambda run: play(run, chosen, only_namespaces=wanted.namespaces))
 
 

@@ -20,7 +20,7 @@ from run_storage import ObjectStore, SharedFolder
 from scenario import Scenario
 from volume import Volume
 
-from elastic.config.interpreter import MALLOC
+from elastic.config.environment import MALLOC
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory, and the first generation waits for all of the first nodes.

@@ -25,7 +25,7 @@ from gates import PATIENCE_S, Gates, wait_for
 
 from elastic.agent.worker_process import ForkServerClient, Process
 from elastic.cli import main
-from elastic.config.interpreter import HASH_SEED, MALLOC, pin_threads
+from elastic.config.environment import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 from elastic.system.fork_protocol import StartRequest

@@ -19,7 +19,7 @@ import pytest
 from elastic.agent.spawner import Spawner
 from elastic.agent.worker_process import ForkServerClient, wait_any_exit
 from elastic.agent.workers import NodeWorkers, WorkerStart
-from elastic.config import interpreter
+from elastic.config import environment
 from elastic.system import stop_signals
 from elastic.system.fork_protocol import StartRequest
 
@@ -180,7 +180,7 @@ def pinned(tmp_path_factory, fork_server):
         folder = tmp_path_factory.mktemp("site")
         (folder / "sitecustomize.py").write_text(AT_START)
         patch.setenv("PYTHONPATH", str(folder))
-        interpreter.pin_threads()
+        environment.pin_threads()
         yield patch
 
 

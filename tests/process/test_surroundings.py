@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from elastic.config.interpreter import HASH_SEED
+from elastic.config.environment import HASH_SEED
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from elastic.errors import UsageError
 from elastic.faults.plan import (
     NODE,
-    RENDEZVOUS,
     RESTORE,
     SAVE_POINTS,
     STEP_POINTS,
@@ -30,8 +29,8 @@ def at(point, number, who=0):
     return At(point=point, number=number, who=who)
 
 
-def does(kind, amount=0.0, steps=None, target=""):
-    return Action(kind=kind, amount=amount, steps=steps, target=target)
+def does(kind, amount=0.0, target=""):
+    return Action(kind=kind, amount=amount, target=target)
 
 
 MEANINGS = {
@@ -41,7 +40,6 @@ MEANINGS = {
     "step 9 snapshot: hang": (at("snapshot", 9), does(Kind.HANG)),
     "step 9 rank 1 after-snapshot: pause 0.5s": (at("after-snapshot", 9, 1), does(Kind.PAUSE, 0.5)),
     "step 80 rank 0: slow 3s": (at("forward", 80), does(Kind.SLOW, 3)),
-    "step 80 rank 1: slow 1.5s for 20 steps": (at("forward", 80, 1), does(Kind.SLOW, 1.5, 20)),
     "step 81 rank 1: flip": (at("optimizer", 81, 1), does(Kind.FLIP, target="parameters")),
     "step 82: flip optimizer": (at("optimizer", 82), does(Kind.FLIP, target="optimizer")),
     "step 83 rank 1: flip gradient": (at("forward", 83, 1), does(Kind.FLIP, target="gradient")),
@@ -50,7 +48,6 @@ MEANINGS = {
     "checkpoint 40 before-commit: kill uploader": (at("before-commit", 40), does(Kind.KILL)),
     "checkpoint 40 upload: pause 5s": (at("upload", 40), does(Kind.PAUSE, 5)),
     "generation 2 rank 1 restore: kill": (at(RESTORE, 2, 1), does(Kind.KILL)),
-    "generation 2 node 1 rendezvous: kill": (at(RENDEZVOUS, 2, 1), does(Kind.KILL)),
     "every 20±10s: kill random worker, seed 7": (
         AtIntervals(period_s=20, jitter_s=10, seed=7),
         does(Kind.KILL),
@@ -111,7 +108,7 @@ def test_any_text_is_a_plan_or_a_usage_error(text):
 
 
 OF_RANKS = ("step 1 rank {}: kill", "generation 1 rank {} restore: kill")
-OF_NODES = ("step 1 node {}: kill", "generation 9 node {} rendezvous: terminate")
+OF_NODES = ("step 1 node {}: kill",)
 
 
 @pytest.mark.parametrize("line", [*OF_RANKS, *OF_NODES])
@@ -126,10 +123,10 @@ def test_a_fault_of_the_last_rank_fits_and_no_further_one(line):
 
 
 def test_a_script_without_the_library_reaches_no_step():
-    """Its processes can be killed at random, and its nodes at a rendezvous; it has no steps."""
+    """Its processes can be killed at random; it has no steps."""
     for line in MEANINGS:
         plan = parse(line)
-        if line.startswith("every") or "rendezvous" in line:
+        if line.startswith("every"):
             check_fits(plan, nodes=9, nproc=1, is_plain=True)
         else:
             with pytest.raises(UsageError, match="does not import the library"):

@@ -50,22 +50,6 @@ def test_an_array_of_objects_counts_by_what_it_holds():
     assert fingerprint(texts("wo0", "wo1", "wo3")) != fingerprint(made[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*(beta state|prototype)")
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(torch.Tensor.to_sparse, id="coordinates"),
-        pytest.param(lambda dense: dense.to_sparse_bsr((1, 1)), id="bsr"),
-        pytest.param(lambda dense: torch.nested.nested_tensor(list(dense), layout=torch.jagged), id="jagged"),
-    ],
-)
-def test_a_tensor_that_is_not_dense_counts_by_what_it_holds(form):
-    """These have no memory of their shape that could be read as bytes."""
-    other = torch.eye(3)
-    other[2, 2] = 2
-    assert fingerprint(form(torch.eye(3))) == fingerprint(form(torch.eye(3))) != fingerprint(form(other))
-
-
 @pytest.mark.parametrize("as_given", [torch.Tensor.numpy, torch.Tensor.clone])
 def test_all_nans_count_as_one(as_given):
     """Their other bits may depend on where the operands of an addition lay."""

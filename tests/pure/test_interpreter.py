@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from elastic.config import interpreter
+from elastic.config import environment
 from elastic.errors import UsageError
 
 
@@ -19,10 +19,10 @@ def bare(monkeypatch):
 
 def test_the_number_of_threads_is_one_unless_it_is_set(bare):
     """The result depends on the number of threads, so it must not follow the machine."""
-    assert interpreter.pin_threads() == 1
-    assert interpreter.pin_threads() == 1  # the second reading is what the first one pinned
+    assert environment.pin_threads() == 1
+    assert environment.pin_threads() == 1  # the second reading is what the first one pinned
     bare.setenv("OMP_NUM_THREADS", "3")
-    assert interpreter.pin_threads() == 3
+    assert environment.pin_threads() == 3
 
 
 @pytest.mark.parametrize("value", ["", "0", "many", "-2", "4,2"])
@@ -30,7 +30,7 @@ def test_a_malformed_number_of_threads_is_refused(bare, value):
     """With "4,2" OpenMP nests its threads: there is no single number."""
     bare.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(UsageError, match="OMP_NUM_THREADS, found"):
-        interpreter.pin_threads()
+        environment.pin_threads()
 
 
 @pytest.mark.parametrize("name", ["", "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
@@ -41,8 +41,8 @@ def test_malloc_works_as_the_environment_says(bare, name):
         bare.delenv(each)
     if name:
         bare.setenv(name, "4096")
-    interpreter.set_up_malloc()
-    expected = {"": interpreter.MALLOC, "GLIBC_TUNABLES": "4096"}.get(name)
+    environment.set_up_malloc()
+    expected = {"": environment.MALLOC, "GLIBC_TUNABLES": "4096"}.get(name)
     assert os.environ.get("GLIBC_TUNABLES") == expected
 
 
@@ -54,7 +54,7 @@ def test_all_workers_hash_strings_alike(bare, found, says):
     bare.setenv("PYTHONHASHSEED", found or "")
     if found is None:
         bare.delenv("PYTHONHASHSEED")
-    said = interpreter.fix_hashing()
+    said = environment.fix_hashing()
     assert said.startswith(says) and bool(said) == bool(says)
     assert os.environ["PYTHONHASHSEED"] == "0"
-    assert interpreter.fix_hashing() == ""
+    assert environment.fix_hashing() == ""
