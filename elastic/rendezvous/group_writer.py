@@ -131,10 +131,6 @@ class GroupWriter:
     def evict(self, version: int | None, group: Group, *, step: int = 0) -> Group | None:
         """Try to remove the dead nodes; None if another node was faster."""
         evicted = transitions.evict(group, alive=self._observer.alive, step=step)
-        with suppress(BackendFailed):
-            # The next writer may be new here, and would put them into the group again.
-            for name in self._observer.dead & self._requests(group).keys():
-                self._backend.show(name, "")
         return evicted if self.set(version, evicted) else None
 
     def join(self, version: int | None, group: Group) -> None:
@@ -210,16 +206,12 @@ class GroupWriter:
 
     def _with_others(self, group: Group) -> Group:
         """The group with all that is requested; without, if requests cannot be read."""
-        requests: Mapping[str, str] = {}
+        shown: dict[str, str] = {}
         with suppress(BackendFailed):
-            requests = self._requests(group)
+            shown = self._backend.shown() if self._is_wide(group) else {}
+        requests = {name: request_of(text) for name, text in shown.items()} | {self._me.id: self._request}
         is_member = self._me.id in group.member_ids
-        requests = {**requests, self._me.id: self._request}
         return granted(group, requests, dead=self._observer.dead, is_member=is_member)
-
-    def _requests(self, group: Group) -> Mapping[str, str]:
-        shown = self._backend.shown() if self._is_wide(group) else {}
-        return {name: request for name, text in shown.items() if (request := request_of(text))}
 
     def _is_wide(self, group: Group) -> bool:
         """Whether nodes combine their writes in this group."""

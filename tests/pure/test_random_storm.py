@@ -4,7 +4,7 @@ import random
 
 import pytest
 from group_storm import KEEP_ALIVE_S, Storm
-from random_storm import play
+from random_storm import SmallStorm, play
 
 
 @pytest.mark.parametrize("seed", [2, 5, 8, 9])
@@ -15,7 +15,13 @@ def test_a_group_holds_in_a_random_storm_and_is_at_rest_after_it(seed):
     play(seed)
 
 
-@pytest.mark.parametrize("size", [16, 50])
+@pytest.mark.parametrize("seed", range(16))
+def test_few_nodes_hold_where_they_do_as_a_crowd_does(seed):
+    """Strangers come too, and nodes die in their calls."""
+    play(seed, SmallStorm)
+
+
+@pytest.mark.parametrize("size", [16, 36])
 def test_a_slow_and_asymmetric_network_ends_no_generation(size):
     """Each direction of each link takes another time, of up to 0.9 s with a keep-alive of 2 s."""
     storm, draw = Storm(1, size), random.Random(size)

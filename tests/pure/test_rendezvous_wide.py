@@ -1,18 +1,16 @@
 """Wide groups: who watches whom, and what a version has that one node writes for others.
 
-What goes wrong with requests happens to the nodes of test_rendezvous_simulated.py.
+What goes wrong with requests happens to the nodes of test_random_storm.py.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hostile import spoiled
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_world import World, parsed
+from rendezvous_world import World
 
 from elastic.rendezvous import group_writer, observer, transitions
 from elastic.rendezvous.group import Group, Node
@@ -20,8 +18,6 @@ from elastic.rendezvous.group_writer import Verb, granted, request_text
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
 from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
-
-KEEP_ALIVE_S = 2.0
 
 
 def names_of(count: int) -> list[str]:
@@ -92,56 +88,25 @@ def test_a_text_that_is_no_request_is_void(text: str) -> None:
     assert found.waiting_ids <= {"a"}
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    """Makes groups in which three nodes are many, and each watches one."""
+def test_a_newcomer_lets_no_node_go_that_may_be_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All members but one are dead. It asks to leave its state to them, before it knows, and a node
+    that has just come, to which all are alive, writes for others. Each watches one.
+    """
     monkeypatch.setattr(observer, "ALL_WATCH_ALL", 2)
     monkeypatch.setattr(observer, "WATCHED", 1)
     monkeypatch.setattr(group_writer, "COMBINES_FROM", 3)
-
-    def made(names: str, min_nodes: int = 1) -> World:
-        policy = GroupPolicy(min_nodes=min_nodes, max_nodes=8, last_call_s=1.0, timeout_s=60.0)
-        few_nodes = World(policy=policy, keep_alive_s=KEEP_ALIVE_S)
-        for name in names:
-            few_nodes.start(name)
-        return few_nodes
-
-    return made
-
-
-def wish(made: World, name: str, verb: Verb) -> str:
-    """What this node would request of the group as it is now."""
-    return request_text(verb, made.group, Node(id=name, address=name, nproc=1, port=1))
-
-
-def test_a_newcomer_lets_no_node_go_that_may_be_the_last(few: Callable[..., World]) -> None:
-    """All members but one are dead. It asks to leave its state to them, before it knows, and a node
-    that has just come, to which all are alive, writes for others.
-    """
-    made = few("abcd")
+    policy = GroupPolicy(min_nodes=1, max_nodes=8, last_call_s=1.0, timeout_s=60.0)
+    made = World(policy=policy, keep_alive_s=2.0)
+    for name in "abcd":
+        made.start(name)
     made.tick(10.0)
-    for name in ("b", "c", "d"):
+    for name in "bcd":
         made.kill(name)
-    made.backend.show("a", f"99 {wish(made, 'a', Verb.WITHDRAW)}")
+    wish = request_text(Verb.WITHDRAW, made.group, Node(id="a", address="a", nproc=1, port=1))
+    made.backend.show("a", f"99 {wish}")
     made.machines["a"].is_frozen = True
     made.start("new")
     while "new" not in made.group.waiting_ids:
         made.clock.sleep(0.01)
         made.poll("new")
     assert made.group.open and "a" in made.group.member_ids
-
-
-def test_the_request_of_a_dead_node_brings_it_back_once(few: Callable[..., World]) -> None:
-    """It died when it had asked to join. The group waits for more nodes, and they come one by one:
-    each is new, and knows nothing of that death.
-    """
-    made = few("abc", min_nodes=9)
-    made.tick(4.0)
-    made.backend.show("dead", f"99 {wish(made, 'dead', Verb.JOIN)}")
-    for name in ("d", "e", "f"):
-        made.start(name)
-        made.tick(5 * KEEP_ALIVE_S)
-        assert "dead" not in made.group.waiting_ids
-    there = ["dead" in parsed(value).waiting_ids for value in made.backend.history()]
-    assert sum(now and not before for before, now in pairwise(there)) == 1
-    assert made.backend.shown(["dead"]) == {"dead": ""}

@@ -2,8 +2,8 @@
 
 The Rendezvous, the detectors and the probes of each node are the real ones. Of the network each
 direction of each link has its own delay, and may lose packets or all of them. Of the place where
-the nodes meet each node sees what was there some time ago; it does not answer, it does the write
-and answers that it did not, or it is emptied.
+the nodes meet each node sees what was there some time ago; it does not answer, it does the write or
+takes the request and answers that it did not, the writer dies, or it is emptied.
 
 A storm is a function of its seed. It does not model workers, and of what is trained only which
 nodes have it.
@@ -13,19 +13,21 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from rendezvous_world import POLL_S, Machine
+from rendezvous_world import POLL_S, Machine, parsed
 
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE
+from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE, request_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probe, ProbeExchange
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.shared_settings import ANY_RUN, RunKey
+from elastic.rendezvous.transitions import NEW_RUN
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 KEEP_ALIVE_S = 2.0
@@ -53,11 +55,17 @@ class Network:
         self.lost = 0.0
 
 
+class Died(Exception):  # noqa: N818 - it says what happened
+    """A node dies in the middle of a call."""
+
+
 @dataclass
 class Door:
     """What one node sees of the place to meet. `lag_s`: it may read what was there so long ago.
 
-    hearts: where heartbeats are kept, in memory also where the nodes meet in a folder.
+    hearts: where heartbeats are kept, in memory also where the nodes meet in a folder. dies: before
+    or after its next write. lost_answers, lost_requests: of so many it learns that they failed.
+    refuses: no request can be left, or read.
     """
 
     shared: Backend
@@ -66,6 +74,9 @@ class Door:
     is_away: bool = False
     lag_s: float = 0.0
     lost_answers: int = 0
+    lost_requests: int = 0
+    refuses: bool = False
+    dies: str = ""
     version: int = 0  # the newest that it has read
     seen: dict[object, tuple[float, Any]] = field(default_factory=dict)
 
@@ -76,24 +87,32 @@ class Door:
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         self._answer()
+        if self.dies == "before":
+            raise Died
         is_set = self.shared.compare_and_set(version, value)
         self.seen.clear()
+        if self.dies:
+            raise Died
         if is_set and self.lost_answers:
             self.lost_answers -= 1
             return False
         return is_set
 
     def show(self, node_id: str, text: str) -> None:
-        self._answer()
+        self._answer(self.refuses and bool(request_of(text)))
         self.hearts.show(node_id, text)
+        if self.lost_requests and request_of(text):
+            self.lost_requests -= 1
+            raise BackendFailed("no answer")
 
     def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
+        self._answer(self.refuses and node_ids is None)
         key = None if node_ids is None else frozenset(node_ids)
         found: dict[str, str] = self._old(key, lambda: self.hearts.shown(node_ids))
         return found
 
-    def _answer(self) -> None:
-        if self.is_away:
+    def _answer(self, is_refused: bool = False) -> None:
+        if self.is_away or is_refused:
             raise BackendFailed("the place to meet does not answer")
 
     def _old(self, key: object, read: Callable[[], object]) -> Any:
@@ -130,7 +149,9 @@ class Storm(FakeClock):
         self.policy = GroupPolicy(min_nodes=1, max_nodes=size, last_call_s=1.0, timeout_s=1e9)
         self.machines: dict[str, StormMachine] = {}
         self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
+        self.given: dict[str, tuple[RunKey, float]] = {}  # to each node that ever started
         self.trained = 0  # the last one of these that made a step
+        self.ends: list[str] = []  # what ended nodes by themselves
         self._memory = MemoryBackend()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -164,8 +185,9 @@ class Storm(FakeClock):
 
     # Nodes.
 
-    def start(self) -> str:
+    def start(self, run: RunKey = ANY_RUN, keep_alive_s: float = KEEP_ALIVE_S) -> str:
         name = f"n{next(self._numbers):05d}"
+        self.given[name] = run, keep_alive_s
         shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder)
         door = Door(shared, self._memory, self)
         probes = ProbeExchange(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
@@ -173,9 +195,10 @@ class Storm(FakeClock):
             door,
             Node(id=name, address=name, nproc=1, port=1),
             self.policy,
-            keep_alive_s=KEEP_ALIVE_S,
+            keep_alive_s=keep_alive_s,
             clock=self,
             open_endpoint=lambda: f"{name}:1",
+            run=run,
             min_generation=max(self.members, default=0),
             probes=probes,
             newest_generation=lambda: max(self.members, default=0),
@@ -196,13 +219,17 @@ class Storm(FakeClock):
             what(name, machine)
         except BackendFailed:
             pass
+        except Died:
+            self.machines.pop(name, None)
         finally:
             machine.is_busy = False
 
     def _poll(self, name: str, machine: StormMachine) -> None:
         before = machine.generation
         machine.poll()
-        assert machine.over is None, machine.over
+        if machine.over is not None:
+            self.ends.append(machine.over)
+            del self.machines[name]
         if machine.generation is not None and before is None:
             self._entered(name, machine, machine.generation)
 
@@ -211,6 +238,7 @@ class Storm(FakeClock):
         number = generation.number
         assert self.members.setdefault(number, generation.members) == generation.members, number
         assert generation.members[generation.rank_of_node].id == name
+        assert len({self.given[node.id] for node in generation.members}) == 1, "strangers met"
         assert number > machine.newest
         machine.newest = number
         holders = [other for other, each in self.machines.items() if each.holds]
@@ -250,6 +278,19 @@ class Storm(FakeClock):
         if answer is not None:
             self._send(probe.receiver, answer[0])
         machine.probes.count(probe)
+
+    def check_history(self) -> None:
+        """Generations only grow, one is open at a time, and its nodes believe what was formed."""
+        groups = [parsed(value) for value in self._memory.history()]
+        for before, after in pairwise(groups):
+            is_next = after.generation != before.generation
+            assert after.generation == before.generation + is_next
+            opens, resets = after.open and is_next, after.cause == NEW_RUN and not after.members
+            assert opens or resets or not is_next
+            assert not (before.open and opens), "a generation opened before the last was closed"
+            assert not (before.open and after.open) or before.members == after.members
+        formed = {group.generation: group.members for group in groups if group.open}
+        assert not formed or all(formed[number] == nodes for number, nodes in self.members.items())
 
     # What is there.
 

@@ -14,11 +14,16 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
+from unittest.mock import patch
 
 from group_storm import KEEP_ALIVE_S, Storm, StormMachine
 from rendezvous_world import POLL_S
 
-from elastic.rendezvous import transitions
+from elastic.errors import EXIT_FAILED
+from elastic.rendezvous import group_writer, observer, transitions
+from elastic.rendezvous.group import RunEnd
+from elastic.rendezvous.shared_settings import RunKey
 
 FAULTS = 15
 LEAVE_S = 7.0  # nodes that leave have saved by then
@@ -33,11 +38,13 @@ class RandomStorm:
     first_s: tuple[float, ...] = (1.0, 5.0)  # how long until the first fault, and between two
     pauses_s: tuple[float, ...] = (0.05, 0.3, 1.0, 3.0, 6.0)
     count = FAULTS
+    sizes: tuple[int, ...] = (3, 8, 17, 30, 50)
+    ends: tuple[str, ...] = ()  # what may end a node by itself
 
     def __init__(self, seed: int, folder: Path) -> None:
         """folder: an empty one, which some storms meet in."""
         self.draw = random.Random(seed)
-        self.size = self.draw.choice((3, 8, 17, 30, 50))
+        self.size = self.draw.choice(self.sizes)
         meets = folder if self.draw.random() < 0.5 else None
         self.storm = Storm(seed, self.size, meets, spares=self.draw.choice((0, 0, 1, 3)))
         self.step = self.committed = self.saved = 0
@@ -100,7 +107,18 @@ class RandomStorm:
         machine.is_frozen, machine.holds = True, False
 
     def wake(self) -> None:
-        for machine in self.storm.machines.values():
+        """Where the group went on without a node, that node changes nothing any more."""
+
+        def act(_name: str, machine: StormMachine) -> None:
+            before = self.storm.newest_version
+            machine.rendezvous.close(transitions.FAILURE, step=99, counts=True)
+            machine.rendezvous.done()
+            assert self.storm.newest_version == before, "a fenced node changed the group"
+
+        for name, machine in self.storm.machines.items():
+            is_behind = machine.newest < self.storm.group.generation and machine.generation is not None
+            if machine.is_frozen and is_behind and not machine.door.lag_s:
+                self.storm.call(name, act)
             machine.is_frozen = False
 
     def slow_node(self) -> None:
@@ -192,7 +210,7 @@ class RandomStorm:
 
     def back(self) -> None:
         for machine in self.storm.machines.values():
-            machine.door.is_away, machine.door.lag_s = False, 0.0
+            machine.door.is_away, machine.door.lag_s, machine.door.refuses = False, 0.0, False
 
     def lag(self) -> None:
         for machine in self.storm.machines.values():
@@ -245,7 +263,8 @@ class RandomStorm:
         self.wake()
         self.back()
         for machine in storm.machines.values():
-            machine.door.lost_answers, machine.pace_s = 0, POLL_S
+            machine.door.lost_answers = machine.door.lost_requests = 0
+            machine.door.dies, machine.pace_s = "", POLL_S
         storm.sleep(LEAVE_S)
         if not storm.machines:
             storm.start()
@@ -256,6 +275,8 @@ class RandomStorm:
         assert storm.group == group, "it does not come to rest"
 
     def _check(self, cut: set[tuple[str, str]]) -> None:
+        assert all(end.startswith(self.ends) for end in self.storm.ends), self.storm.ends
+        self.storm.check_history()
         group, live = self.storm.group, set(self.storm.machines)
         assert group.open, group
         assert group.committed_step >= self.committed, (group.committed_step, self.committed)
@@ -268,6 +289,68 @@ class RandomStorm:
         reached = {name for name in group.member_ids if self.storm.machines[name].probes.counters}
         apart = [link for link in cut if reached.issuperset(link)]
         assert not apart, f"members that do not reach each other: {apart}"
+
+
+class SmallStorm(RandomStorm):
+    """Few nodes, to which three are a crowd, in some storms so that each watches one other; and
+    nodes of other runs.
+    """
+
+    pauses_s = (0.0, 0.05, 0.3, 1.0, 3.0)
+    count = 30
+    sizes = (2, 3, 4, 5)
+    ends = ("UsageError 2: ",)
+    STRANGERS: ClassVar = ((RunKey(run_id="2"), 2.0), (RunKey(uid="2"), 2.0), (RunKey(), 3.0))
+
+    def play(self) -> None:
+        watch_all = self.draw.choice((2, 16))
+        with (
+            patch.object(group_writer, "COMBINES_FROM", self.draw.choice((3, 7))),
+            patch.object(observer, "ALL_WATCH_ALL", watch_all),
+            patch.object(observer, "WATCHED", 1),
+        ):
+            super().play()
+            self.contradict()
+
+    def faults(self) -> list[Callable[[], None]]:
+        faults = [each for each in super().faults() if each not in (self.commit, self.lose)]
+        faults += [self.start_stranger, self.requests_get_lost, self.refuse, self.kill_with_watchers]
+        return faults + [self.next_writer_dies] * bool(self.storm.live)
+
+    def start_stranger(self) -> None:
+        if len(self.storm.machines) < self.size + 5:
+            self.storm.start(*self.draw.choice(self.STRANGERS))
+
+    def next_writer_dies(self) -> None:
+        self._machine(self.storm.live).door.dies = self.draw.choice(("before", "after"))
+
+    def requests_get_lost(self) -> None:
+        for machine in self.storm.machines.values():
+            machine.door.lost_requests = self.draw.choice((0, 1, 3))
+
+    def refuse(self) -> None:
+        for machine in self.storm.machines.values():
+            machine.door.refuses = self.draw.random() < 0.5
+
+    def kill_with_watchers(self) -> None:
+        nodes = self.storm.group.member_ids | self.storm.group.waiting_ids
+        if nodes:
+            watched = self.draw.choice(sorted(nodes))
+            for name in nodes:
+                if name == watched or watched in observer.watched_by(name, nodes):
+                    self.storm.machines.pop(name, None)
+
+    def contradict(self) -> None:
+        """A node that leaves finds two states of one step: no other node of the run goes on, in
+        whichever generation it is by then.
+        """
+        name = self.draw.choice(sorted(self.storm.training))
+        self.withdraw(name, 60.0, is_kept=True)
+        self.storm.sleep(self.draw.choice((0.0, POLL_S, 2.5)))
+        run_end = RunEnd(exit_code=EXIT_FAILED, reason="two states of one step")
+        self.storm.call(name, lambda _name, machine: machine.rendezvous.end(run_end, of_any=True))
+        self.storm.sleep(2.0)
+        assert not self.storm.training, [str(machine) for machine in self.storm.machines.values()]
 
 
 def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> list[str]:

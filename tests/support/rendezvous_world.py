@@ -1,6 +1,6 @@
 """A simulated group: real Rendezvous objects on one fake clock, polled in turns."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -10,7 +10,6 @@ from elastic.errors import EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageErro
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd
-from elastic.rendezvous.heartbeat import request_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.shared_settings import RunKey, SharedSettings
@@ -85,52 +84,6 @@ class FakeProbes:
     def set_peers(self, nodes: Iterable[Node], known: Iterable[Node] = ()) -> None:
         self.peers = frozenset(node.id for node in nodes)
         self.counters = {name: count for name, count in self.counters.items() if name in self.peers}
-
-
-class Died(Exception):  # noqa: N818 - it says what happened
-    """A node dies in the middle of a call."""
-
-
-class WideBackend(MemoryBackend):
-    """What goes wrong for nodes that combine their writes, as a test wants it.
-
-    lost_answers: of so many writes, and lost_requests: of so many requests, the node learns that
-    they failed. old_texts: what is read instead of the newest texts of all nodes. refuses: no
-    request can be left, or read. dies: the next writer dies before, or after, its write.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost_answers = self.lost_requests = 0
-        self.old_texts: dict[str, str] | None = None
-        self.refuses = False
-        self.dies = ""
-        self.tries = 0
-
-    def compare_and_set(self, version: int | None, value: bytes) -> bool:
-        self.tries += 1
-        dies, self.dies = self.dies, ""
-        if dies == "before":
-            raise Died
-        is_set = super().compare_and_set(version, value)
-        if dies == "after":
-            raise Died
-        self.lost_answers -= is_set and self.lost_answers > 0
-        return is_set and not self.lost_answers
-
-    def show(self, node_id: str, text: str) -> None:
-        if self.refuses and request_of(text):
-            raise BackendFailed("no room for the request")
-        super().show(node_id, text)
-        if self.lost_requests and request_of(text):
-            self.lost_requests -= 1
-            raise BackendFailed("no answer")
-
-    def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
-        if node_ids is None and self.refuses:
-            raise BackendFailed("the folder cannot be listed")
-        is_old = node_ids is None and self.old_texts is not None
-        return dict(self.old_texts or {}) if is_old else super().shown(node_ids)
 
 
 class WorldClock(FakeClock):
@@ -220,8 +173,6 @@ class World:
         before, self.clock.others = self.clock.others, lambda: self.poll_all(but=name)
         try:
             yield
-        except Died:
-            self.machines.pop(name, None)
         finally:
             self.clock.others = before
 

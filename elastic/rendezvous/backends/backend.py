@@ -46,10 +46,7 @@ class Backend(Protocol):
         """
 
     def show(self, node_id: str, text: str) -> None:
-        """Show this short text of a node, in place of the one before; may be empty.
-
-        A live node calls it for a dead one, to take back what that one left.
-        """
+        """Show this short text of a node, in place of the one before."""
 
     def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         """The texts of these nodes, None: of all nodes, by node id.
