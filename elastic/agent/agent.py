@@ -60,9 +60,6 @@ class NodeAgent:
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         self._earlier_step = 0  # `last_step` when the newest generation started
-        # Consecutive failures without a new step which the restored state may have caused: all but
-        # those by SIGKILL. The workers skip a state that was restored too often without progress.
-        self._suspect = 0
         self._divergence: Divergence | None = None  # because of which the next workers do steps again
         detector = HangDetector(fixed_limit_s=parts.settings.options.hang_timeout.value or None)
         self._watchdog = Watchdog(detector, parts.page, parts.log, parts.clock)
@@ -160,7 +157,6 @@ class NodeAgent:
                 case Action.DUMP_STACKS:
                     generation.dump_stacks(decision.reason)
                 case Action.REJOIN:
-                    self._count(view.failure)
                     generation.record_end(decision.reason)
                     return None
                 case Action.CLOSE_AND_REJOIN | Action.AGAIN:
@@ -173,7 +169,6 @@ class NodeAgent:
                     is_final = decision.action is Action.END_RUN
                     end = (generation.end_run if is_final else generation.fail)(decision.reason)
                     self.failure = generation.failure
-                    self._count(generation.failure)
                     return end
                 case Action.LEAVE:
                     if self._is_worth_a_redo(generation, decision.reason):
@@ -279,9 +274,6 @@ class NodeAgent:
             has_drain=parts.page.drain,
         )
 
-    def _count(self, failure: WorkerFailure | None) -> None:
-        self._suspect += failure is not None and not failure.from_outside
-
     def _settle_divergence(self) -> None:
         """The workers agree again: forget the difference, and say it if it was this node's."""
         parts = self._parts
@@ -311,7 +303,6 @@ class NodeAgent:
         parts.memory.publish()
         self._watchdog.start_generation()
         self._record_start(entered)
-        self._suspect = min(self._suspect, entered.restarts)  # which a new step sets to 0
         with suppress(OSError):  # a full disk: a worker that fails then leaves its error in its log alone
             settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
         store = self._sockets.take(entered.endpoint)
@@ -320,7 +311,7 @@ class NodeAgent:
             # before it does costs a restart.
             store.close()
             store = None
-        starts = worker_starts(entered, parts, store, suspect=self._suspect, divergence=self._divergence)
+        starts = worker_starts(entered, parts, store, divergence=self._divergence)
         workers = NodeWorkers(starts, parts)
         if store is not None:
             store.close()  # the worker has it: peers are to learn at once when that ends

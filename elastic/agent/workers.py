@@ -235,13 +235,11 @@ def worker_starts(
     parts: AgentParts,
     store: socket.socket | None,
     *,
-    suspect: int,
     divergence: Divergence | None,
 ) -> list[WorkerStart]:
     """How to start each worker of a generation. store: the socket that the first of them serves.
 
-    suspect: failures in a row that the restored state may have caused. divergence: because of which
-    they do steps again.
+    divergence: because of which they do steps again.
     """
     settings, options = parts.settings, parts.settings.options
     link = AgentLink(
@@ -253,7 +251,6 @@ def worker_starts(
         uploader=parts.uploader.socket_path,
         options=replace(options, recipe_args=()),
         memory=parts.memory.path,
-        failures=suspect,
         committed_step=entered.committed_step,
         divergence=divergence,
         error_folder=str(settings.error_folder(entered.number)),

@@ -61,7 +61,6 @@ class AgentLink:
     uploader: str  # path of the uploader's socket
     options: Options = WITHOUT_AGENT
     memory: str = ""  # path of the node's snapshot slots to restore from; empty without a snapshot
-    failures: int = 0  # failures in a row, without a new step, that the restored state may have caused
     # Why steps are done again, where this agent knows of one.
     divergence: Divergence | None = None
     error_folder: str = ""  # where workers of this generation leave their errors

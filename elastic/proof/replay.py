@@ -117,7 +117,7 @@ def begin_replay(
                 known=point.divergence,
                 ended=max((each.generation for each in ends), default=0),
             )
-        excuse = "the recipe was edited in between" if there.recipe != now.recipe else point.doubt
+        excuse = "the recipe was edited in between" if there.recipe != now.recipe else ""
     return parts.groups.from_rank0(Replay(restored=point.step, steps=found, excuse=excuse))
 
 

@@ -14,22 +14,6 @@ from elastic.errors import ElasticError, UsageError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_IN_THE_PLACE_OF = {
-    "collate_fn": "write collate=function of a list of samples",
-    "num_workers": "write workers=",
-    "batch_size": "write elastic.start(global_batch=...), the samples of one step over all workers",
-    "epochs": "write run.data(dataset, epochs=...)",
-    "steps": "write run.data(dataset, steps=...)",
-    "run_dir": "give --run-dir, or without elastic-train ELASTIC_RUN_DIR",
-    "shuffle": "leave it out: run.data shuffles by the seed; its order=function(epoch) gives another order",
-    "sampler": "write run.data(weights=...), a number for each sample, or run.data(order=...)",
-    "batch_sampler": "write run.data(order=function(epoch)), which returns sample numbers",
-    "drop_last": "leave it out: an evaluation counts each sample once, and run.data has tail='drop' or 'pad'",
-    "retain_graph": "leave it out: step.sum keeps the graphs until step.backward",
-} | dict.fromkeys(
-    ("generator", "worker_init_fn", "pin_memory", "persistent_workers", "prefetch_factor"), "leave it out"
-)
-
 
 def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """For a function that recipes call by this name: UsageError where its arguments do not fit.
@@ -51,7 +35,7 @@ def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P,
                     _note(args, name, error, is_of_all_ranks=is_of_all_ranks)
                     raise
                 wrong = str(error)
-            raise _refusal(name, signature, kwargs, wrong)
+            raise _refusal(name, signature, wrong)
 
         return call
 
@@ -74,12 +58,8 @@ def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks
         note(error if isinstance(error, ElasticError) else half_done, is_of_all_ranks=is_of_all_ranks)
 
 
-def _refusal(name: str, signature: inspect.Signature, kwargs: dict[str, Any], wrong: str) -> UsageError:
+def _refusal(name: str, signature: inspect.Signature, wrong: str) -> UsageError:
     """wrong: Python's own words."""
     known = [each for each in signature.parameters.values() if each.name != "self"]
     shown = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in known])
-    unknown = [each for each in kwargs if each not in signature.parameters and each in _IN_THE_PLACE_OF]
-    instead = "".join(f"; {each}=: {_IN_THE_PLACE_OF[each]}" for each in unknown)
-    return UsageError(
-        f"expected {name}{shown}, found a call that {wrong.partition('() ')[2] or wrong}{instead}"
-    )
+    return UsageError(f"expected {name}{shown}, found a call that {wrong.partition('() ')[2] or wrong}")

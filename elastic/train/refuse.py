@@ -4,32 +4,24 @@ Each check raises UsageError, which says what was expected, what was found and w
 shows in a step is checked there (contract.py).
 """
 
-import os
-import signal
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-import elastic
 from elastic.errors import UsageError
-from elastic.system import forked_child, stop_signals
+from elastic.system import forked_child
 from elastic.train.state.state import State
 
 _EXCHANGES = (
     "which exchanges gradients itself; use the model as it is: this library sums the gradients of all shards"
 )
-# Python's, and what may lie in a folder of its own, where it is developed.
-_LIBRARIES = tuple(f"{Path(str(each.__file__)).resolve().parent}/" for each in (os, elastic, torch))
-
 # torch's CPU generator uses 32 bits of a seed. No recipe chose a larger seed; entropy gives one.
 RECIPE_SEEDS = 2**32
 
 _started: list[bool] = []
-_allowed: dict[signal.Signals, Any] = {}  # handlers that were looked at
 
 
 def second_start() -> None:
@@ -60,32 +52,6 @@ def use_in_forked_child() -> None:
             "expected the loop, sums and evaluations in the process that called elastic.start, found them in a child that the recipe forked; end it "
             "where it was forked, with os._exit"
         )
-
-
-def own_signal_handlers() -> None:
-    """A handler of a signal that asks for the end of a run is refused. A library may have one for
-    itself.
-    """
-    for number in stop_signals.END:
-        handler = signal.getsignal(number)
-        if handler is not _allowed.get(number) and _is_of_recipe(handler):
-            raise UsageError(
-                f"expected no handler of {number.name} in the recipe, found {handler}: it could end the loop; "
-                "leave it out: at this signal the state is saved, and the same command goes on (exit code 75)"
-            )
-        _allowed[number] = handler
-
-
-def _is_of_recipe(handler: Any) -> bool:
-    """Own is what lies neither in an installed package, nor in Python's library, nor in ours."""
-    if not callable(handler) or isinstance(handler, signal.Handlers) or handler is signal.default_int_handler:
-        return False
-    module = getattr(handler, "__module__", None) or "__main__"
-    found = getattr(sys.modules.get(module), "__file__", None)
-    if module == "__main__" or found is None:
-        return True
-    path = str(Path(found).resolve())
-    return "/site-packages/" not in path and "/dist-packages/" not in path and not path.startswith(_LIBRARIES)
 
 
 def own_group() -> None:

@@ -106,7 +106,6 @@ class Run:
                 f"{type(data).__name__} and {type(state).__name__}; give run.data a dataset, and elastic.State the objects by their names"
             )
         refuse.threads(self._worker.identity.threads)
-        refuse.own_signal_handlers()
         if self._loop_end is not None:
             raise UsageError(
                 "expected one call of run.steps, found a second one: one loop goes over all epochs, and what an epoch ends with stands below `if "

@@ -34,7 +34,6 @@ LINK = AgentLink(
         accept=True,
     ),
     memory="",
-    failures=0,
     divergence=DIVERGENCE,
     error_folder="/run/errors",
 )

@@ -145,7 +145,7 @@ def few_samples():
 @recipe()
 def coupled():
     """Two sums with draws of their own, a sum for the metrics, checkpointing, a penalty; the body
-    moves a centre between a sum and the loss, and draws.
+    draws between a sum and the loss, and moves a centre before the update.
     """
     net = perceptron(nn.BatchNorm1d(WIDTH))
     net.register_buffer("center", torch.zeros(FEATURES))
@@ -162,11 +162,11 @@ def coupled():
 
     def body(step):
         mean = step.sum(lambda batch: (batch.data[0] - net.center).double().sum(0)).float() / BATCH
-        net.center.add_(mean, alpha=0.1)
         totals = [step.sum(noisy(scale)) for scale in (1.0, 2.0)]
         step.sum(lambda batch: (outputs(batch).argmax(1) == batch.data[1]).sum())
         drawn.last = float(torch.rand(())) + random.random()
         step.backward(sum((total / BATCH).square().mean() for total in totals) + net[0].weight.square().sum())
+        net.center.add_(mean, alpha=0.1)
         optimizer.step()
 
     return State(net=net, optimizer=optimizer, drawn=drawn), body
@@ -235,7 +235,6 @@ def sum_form(step, net):
     total = step.sum(first)
     assert net.training
     net.body(torch.ones(4, FEATURES))  # moves averages, which the step puts back
-    net.told.add_(total.detach().float())
     noise = step.sum(
         lambda batch: (net(batch.data[0], is_rare=batch.shard == 4) * torch.rand(CLASSES)).sum(0)[None]
     )
@@ -243,6 +242,7 @@ def sum_form(step, net):
     loss = (total / 24).square().mean() + (noise / 24).exp().sum() + net.body[0].weight.square().sum()
     net.body.eval()  # after the last sum: the body's own, which no rank takes back
     step.backward(loss * net.strength * counted.sum())
+    net.told.add_(total.detach().float())
     assert net.training and not net.body.training
 
 

@@ -1,8 +1,5 @@
 """What cannot be exact is refused before the first step, with what to write instead."""
 
-import logging
-import signal
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -92,29 +89,3 @@ def test_draws_of_an_unseeded_generator_are_refused(generator):
     torch.rand(1, generator=generator)
     with pytest.raises(UsageError, match=r"torch\.manual_seed"):
         refuse.early_draws()
-
-
-class Flag:
-    def __call__(self, number, frame):
-        """Sets nothing."""
-
-
-OWN = [lambda *_: None, Flag(), [].append]
-LIBRARIES = [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler, logging.shutdown]
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("handler", [*OWN, *LIBRARIES])
-def test_a_recipes_own_handler_of_a_stop_signal_is_refused(number, handler):
-    """A service manager signals all processes at once: the flag would be set in each, and the run
-    be over for good. Handlers of libraries and without code are allowed.
-    """
-    before = signal.signal(number, handler)
-    try:
-        if handler in OWN:
-            with pytest.raises(UsageError, match=f"no handler of {number.name} "):
-                refuse.own_signal_handlers()
-        else:
-            refuse.own_signal_handlers()
-    finally:
-        signal.signal(number, before)

@@ -161,23 +161,21 @@ def test_what_a_user_knows_is_said_once(ranks, tmp_path, capsys):
     assert capsys.readouterr().out.count("step 10 was done again") == 1
 
 
-def begun(folder, there, doubt="", trace=None):
+def begun(folder, there, trace=None):
     now = DataRecord(samples=9, epochs=2, steps=18, tail="drop", recipe="aa")
     output = SimpleNamespace(events=folder)
     parts = SimpleNamespace(output=output, trace=trace, groups=groups_of(ALONE))
-    point = ResumePoint(step=8, chain=f"{8:016x}", source="snapshot", doubt=doubt)
+    point = ResumePoint(step=8, chain=f"{8:016x}", source="snapshot")
     rewound = Rewound(highest=9, last=line_of(8, 1), dropped=(line_of(9, 1),))
     replay = begin_replay(parts, point, rewound, None if there is None else replace(now, **there), now)
     return [each.step for each in replay.steps], replay.excuse
 
 
 def test_what_excuses_a_difference_and_what_is_not_compared(tmp_path):
-    """The state that nodes disagreed on, or from which no step followed, is given up for an older
-    one: the steps between may have been wrong the first time. Earlier code left no hash of the
-    recipe; another length was said; a check compares more than chain values.
+    """Earlier code left no hash of the recipe; another length was said; a check compares more than
+    chain values.
     """
     assert begun(tmp_path, {}) == ([9], "")
-    assert begun(tmp_path, {}, doubt="step 9 was given up") == ([9], "step 9 was given up")
     assert begun(tmp_path, {"recipe": "bb"}) == ([9], "the recipe was edited in between")
     assert begun(tmp_path, None)[0] == []
     assert begun(tmp_path, {}, trace="of a check")[0] == []

@@ -22,7 +22,6 @@ from elastic.storage.local import LocalStore
 from elastic.storage.store import StoreRefused, StoreUnavailable
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.train.state.candidates import RESTORES_OF_ONE_STATE
 from elastic.train.state.inherit import Inheritance
 from elastic.train.state.restore import LocalSnapshots, Restorer
 from elastic.train.state.state import State
@@ -87,7 +86,7 @@ def flip(slots):
 # The memory of nodes.
 
 
-def restored(member, step, value, failures, damaged, width):
+def restored(member, step, value, damaged, width):
     """Each argument has one value for each rank. A step of 0: its node has no snapshot."""
     rank, slots = member.rank, None
     if step[rank]:
@@ -95,39 +94,28 @@ def restored(member, step, value, failures, damaged, width):
     if damaged[rank]:
         flip(slots)
     mine = model(0.0, width[rank])
-    restoring = restorer(
-        member, slots=slots, store=store_with(*[9] * (not any(step))), failures=failures[rank]
-    )
+    restoring = restorer(member, slots=slots, store=store_with(*[9] * (not any(step))))
     try:
         found = restoring.restore(State(model=mine))
     except ElasticError as error:
         return [type(error).__name__, str(error)]
-    return [found.step, found.source, mine.weight[0, 0].item(), found.doubt]
-
-
-OFTEN = RESTORES_OF_ONE_STATE + 1
-GIVEN_UP = f"step 9 was given up: it was restored {RESTORES_OF_ONE_STATE} times and no new step followed"
+    return [found.step, found.source, mine.weight[0, 0].item()]
 
 
 @pytest.mark.parametrize(
     ("differs", "expected"),
     [
-        ({"failures": [0, OFTEN], "step": [9, 8]}, [8, "peer", 8.0, GIVEN_UP]),
-        ({"failures": [OFTEN, 0], "step": [9, 8]}, [8, "peer", 8.0, GIVEN_UP]),
-        ({"damaged": [True, False]}, [3, "peer", 8.0, ""]),
+        ({"damaged": [True, False]}, [3, "peer", 8.0]),
         ({"value": [0.0, 1.0]}, ["NothingLoads", "snapshot step=3: the nodes' snapshots of it differ"]),
         ({"width": [2, 3], "step": [0, 0]}, ["StateDoesNotFit", "size mismatch"]),
     ],
-    ids=["the second counts", "the first counts", "damage", "another state", "misfit"],
+    ids=["damage", "another state", "misfit"],
 )
 def test_ranks_that_differ_restore_one_state_or_none(ranks, differs, expected):
-    """A node that just joined counts 0 failures. What was trained before a state that is given up
-    is in doubt. A snapshot that one node has damaged comes from another's memory.
-    """
-    alike = {"step": [3, 3], "value": [8.0, 8.0], "failures": [0, 0], "damaged": [False] * 2, "width": [2, 2]}
-    of_ranks = ranks.run(2, restored, *(alike | differs).values())
-    for found in of_ranks:
-        assert found[:-1] == expected[:-1] and expected[-1] in found[-1]
+    """A snapshot that one node has damaged comes from another's memory."""
+    alike = {"step": [3, 3], "value": [8.0, 8.0], "damaged": [False] * 2, "width": [2, 2]}
+    for found in ranks.run(2, restored, *(alike | differs).values()):
+        assert found[:-1] == expected[:-1] and str(expected[-1]) in str(found[-1])
 
 
 class LoadsNothing:

@@ -10,7 +10,6 @@ from records import RECORD
 from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
 from elastic.train.state.candidates import (
-    RESTORES_OF_ONE_STATE,
     AvailableStates,
     Candidate,
     OfferedSnapshot,
@@ -42,8 +41,8 @@ def has(of_rank, step):
 
 @st.composite
 def available(draw) -> list[AvailableStates]:
-    """Ranks with or without snapshots, some of them wrong, whose agents counted different failures,
-    and a storage on rank 0 with or without damage.
+    """Ranks with or without snapshots, some of them wrong, and a storage on rank 0 with or without
+    damage.
     """
     found = []
     for rank in range(draw(st.integers(1, 4))):
@@ -52,7 +51,6 @@ def available(draw) -> list[AvailableStates]:
         damaged = [RejectedState(step=step, reason="torn", is_stored=True) for step in draw(stored)]
         found.append(
             AvailableStates(
-                failures=draw(st.integers(0, 12)),
                 snapshots=tuple(snapshot(step, draw(CHECKSUMS)) for step in steps),
                 records=tuple(map(record, draw(stored))),
                 damaged=tuple(damaged),
@@ -62,35 +60,17 @@ def available(draw) -> list[AvailableStates]:
 
 
 def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
-    """The dumb way: walk down from the highest step, memory before storage.
-
-    A state is skipped together with what is as new; once one is, the snapshots that are not the
-    newest of any node do not count.
-    """
-    newest = {of_rank.snapshots[0].step for of_rank in found if of_rank.snapshots}
-
-    def walk(of_steps):
-        usable = []
-        for step in range(10, 0, -1):
-            here = [(step, MEMORY)] if len(checksums_at(found, step)) == 1 and step in of_steps else []
-            here += [(step, STORED) for c in found for r in c.records if r.step == step]
-            if here:
-                usable.append(here)
-        return usable
-
-    failures, skip = max(of_rank.failures for of_rank in found), 0
-    while failures > RESTORES_OF_ONE_STATE and skip + 1 < len(walk(newest)):
-        failures -= RESTORES_OF_ONE_STATE
-        skip += 1
-    left = walk(newest)[skip:] if skip else walk(range(10))
-    return [each for here in left for each in here]
+    """The dumb way: walk down from the highest step, memory before storage."""
+    usable = []
+    for step in range(10, 0, -1):
+        usable += [(step, MEMORY)] * (len(checksums_at(found, step)) == 1)
+        usable += [(step, STORED) for c in found for r in c.records if r.step == step]
+    return usable
 
 
 @given(available())
 def test_the_order_is_that_of_a_walk_down_the_steps(found):
-    """Each candidate has the ranks that have it, and no state goes without a word, but for the
-    older snapshots of a node if a state is skipped.
-    """
+    """Each candidate has the ranks that have it, and no state goes without a word."""
     candidates, rejected = order_candidates(found)
     assert [(c.step, c.is_stored) for c in candidates] == twin(found)
     for candidate in candidates:
@@ -99,10 +79,8 @@ def test_the_order_is_that_of_a_walk_down_the_steps(found):
         else:
             assert candidate.ranks == (0,) and candidate.record in found[0].records
     seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}
-    is_any_skipped = any("no new step" in each.reason for each in rejected)
     for of_rank in found:
-        counted = of_rank.snapshots[:1] if is_any_skipped else of_rank.snapshots
-        assert all((each.step, MEMORY) in seen for each in counted)
+        assert all((each.step, MEMORY) in seen for each in of_rank.snapshots)
         assert all((each.step, STORED) in seen for each in (*of_rank.records, *of_rank.damaged))
 
 

@@ -59,7 +59,6 @@ LINK = environment.AgentLink(
     control_page="/proc/1/fd/3",
     uploader="/tmp/u",
     memory="",
-    failures=0,
     divergence=DIVERGENCE,
     error_folder="/tmp/e",
 )

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 
 from elastic.errors import UsageError
 from elastic.observe.step_line import OWN_NAMES
-from elastic.proof.audit import StepAudit
 from elastic.train.state.state import State
 
 REFUSED, ALLOWED = {}, []
@@ -163,23 +162,6 @@ def an_optimizer_in_backward(r):
     step.mean_loss(r.loss)
 
 
-@refused(r"found another content in net\.seen;")
-def a_buffer_that_a_backward_writes(r):
-    r.net.register_buffer("seen", torch.zeros(1))
-
-    def write(_gradient):
-        r.net.seen.data.add_(1)
-
-    def loss(batch):
-        y = r.net(batch.data[0])
-        if y.requires_grad:
-            y.register_hook(write)
-        return F.cross_entropy(y, batch.data[1])
-
-    for step in steps(ALONE, State(net=r.net), audits=StepAudit):
-        step.mean_loss(loss)
-
-
 @refused(r"dense gradient of table\.weight, found a sparse one")
 def a_sparse_gradient(r):
     table = nn.Embedding(CLASSES, 2, sparse=True)
@@ -234,12 +216,6 @@ def a_value_after_the_line(r):
     step = r.next()
     step.has_line = True
     step.log(a=0.5, b=1)
-
-
-@refused(r"step\.mean_loss: the graph of one shard was already used")
-def a_graph_that_the_body_made_for_all_shards(r):
-    rows = F.normalize(r.net[0].weight)
-    r.next().mean_loss(lambda batch: F.linear(batch.data[0], rows).mean())
 
 
 @refused(r"uses the result of an earlier step\.sum")

@@ -235,7 +235,6 @@ class Loop:
     def _check_body(self, step: Step, first: int) -> None:
         """The recipe asks for the next step. An error of this step ends the run, caught or not."""
         refuse.use_in_forked_child()
-        refuse.own_signal_handlers()
         if step.error is not None:
             raise step.error
         if step.number == first:  # from here on an optimizer has state

@@ -2,8 +2,7 @@
 
 The order is a function of what the ranks report as available. Snapshots of one step that should be
 equal and are not are all refused: nothing says which of them is right. So are those that were taken
-after the last step that all ranks agreed on. A state from which training never made a new step
-gives way to the next older one.
+after the last step that all ranks agreed on.
 
 It does not load anything: a candidate that turns out not to load makes way for the next.
 """
@@ -16,22 +15,16 @@ from elastic.divergence import Divergence
 from elastic.errors import NothingLoads
 
 MOST_LISTED = 5
-# A state from which that many generations made no new step gives way to the next older one.
-RESTORES_OF_ONE_STATE = 3
 VOID = "it was taken while the ranks' states differed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedState:
-    """A snapshot, or in storage a checkpoint, that must not be used.
-
-    is_suspect: what was trained before it may be wrong as well, and not only its own bytes.
-    """
+    """A snapshot, or in storage a checkpoint, that must not be used."""
 
     step: int
     reason: str
     is_stored: bool
-    is_suspect: bool = False
 
     def __str__(self) -> str:
         return f"{'checkpoint' if self.is_stored else 'snapshot'} step={self.step}"
@@ -50,13 +43,11 @@ class OfferedSnapshot:
 class AvailableStates:
     """What one rank can restore from.
 
-    failures: consecutive failures without a new step, SIGKILLs excluded, as its agent counts them;
-    0 on a node that just joined. divergence: the difference between ranks that its agent knows of.
-    snapshots: those in its node's memory, newest first. records: the storage's commit records,
-    newest first, on rank 0 alone. damaged: those of both that cannot be used.
+    divergence: the difference between ranks that its agent knows of. snapshots: those in its node's
+    memory, newest first. records: the storage's commit records, newest first, on rank 0 alone.
+    damaged: those of both that cannot be used.
     """
 
-    failures: int = 0
     divergence: Divergence | None = None
     snapshots: tuple[OfferedSnapshot, ...] = ()
     records: tuple[CommitRecord, ...] = ()
@@ -75,8 +66,8 @@ class Candidate:
     def is_stored(self) -> bool:
         return self.record is not None
 
-    def rejected(self, reason: str, *, is_suspect: bool = False) -> RejectedState:
-        return RejectedState(step=self.step, reason=reason, is_stored=self.is_stored, is_suspect=is_suspect)
+    def rejected(self, reason: str) -> RejectedState:
+        return RejectedState(step=self.step, reason=reason, is_stored=self.is_stored)
 
 
 def newest_divergence(available: Sequence[AvailableStates]) -> Divergence | None:
@@ -92,11 +83,6 @@ def order_candidates(
 
     again: a step that is to be done again. Where its own state is the newest, the one before it
     comes first.
-
-    A state that was restored three times without a new step may itself be the cause of the
-    failures, so it is skipped in favour of the next older one, and so on. The agent that counted
-    the most failures decides. The oldest state is never skipped: a start from the seed would lose
-    the run silently, and `--max-restarts` bounds the attempts.
     """
     candidates, rejected = _snapshots(available)
     for of_rank in available:
@@ -105,16 +91,6 @@ def order_candidates(
     # Of two at the same step the one in memory is nearer. The sort is stable, so records of one
     # step keep the storage's order (the latest replacement first).
     candidates.sort(key=lambda each: (-each.step, each.is_stored))
-    # Older snapshots of a node are there for the case that nodes differ. A few steps before the
-    # newest one, they would bring the same failures.
-    newest = {of_rank.snapshots[0].step for of_rank in available if of_rank.snapshots}
-    counted = [each for each in candidates if each.is_stored or each.step in newest]
-    steps = list(dict.fromkeys(each.step for each in counted))
-    failures = max(of_rank.failures for of_rank in available)
-    if skipped := steps[: min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))]:
-        reason = f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed"
-        rejected += [each.rejected(reason, is_suspect=True) for each in candidates if each.step in skipped]
-        candidates = [each for each in counted if each.step not in skipped]
     if again and candidates and candidates[0].step == again:
         candidates.sort(key=lambda each: each.is_stored or each.step != again - 1)
     return candidates, rejected
@@ -141,7 +117,7 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
             continue
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in alike)
         reason = f"the nodes' snapshots of it differ (ranks {groups}): one machine's memory or arithmetic is faulty"
-        rejected.append(candidate.rejected(reason, is_suspect=True))
+        rejected.append(candidate.rejected(reason))
     return candidates, rejected
 
 

@@ -70,8 +70,7 @@ class ResumePoint:
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
     metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
     difference between ranks that has steps done again. digest: of the checkpoint, if it
-    was one. checksum: of the whole state, as the objects have it. doubt: why a newer
-    state was given up, where steps before it may be wrong as well.
+    was one. checksum: of the whole state, as the objects have it.
     """
 
     step: int
@@ -82,7 +81,6 @@ class ResumePoint:
     divergence: Divergence | None = None
     digest: str = ""
     checksum: str = ""
-    doubt: str = ""
 
 
 class LocalSnapshots:
@@ -155,7 +153,7 @@ class Restorer:
     """Finds and loads the state that training resumes from.
 
     run_id, run_url: of the run whose checkpoints may be used, and where it is. link: what this
-    node's agent knows of failures, of a difference, and of the newest checkpoint; training never
+    node's agent knows of a difference, and of the newest checkpoint; training never
     goes on from an older state where that one is missing. log: on rank 0 alone. inheritance: of a
     run that begins from another one.
     """
@@ -208,9 +206,7 @@ class Restorer:
         # The snapshot of a step that is done again goes, unless a node that left still needs it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
         self.local.discard_newer(again.step if keeps_it else found.step)
-        doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
-        doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
-        return replace(found, doubt=doubt)
+        return found
 
     def _start(self, state: State, known: Divergence | None) -> ResumePoint:
         chain, source = "", "none"
@@ -226,7 +222,6 @@ class Restorer:
     def _available(self) -> AvailableStates:
         infos = [each.info for each in self.local.by_step.values()]
         found = AvailableStates(
-            failures=self.link.failures,
             divergence=self.link.divergence,
             snapshots=tuple(
                 OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)

@@ -16,11 +16,10 @@ It does not make BatchNorm's forward see the global batch: within a step each sh
 its own statistics, so that they do not depend on which rank holds it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import compress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -218,20 +217,6 @@ class Buffers:
             left[number] = tensor.detach().clone().reshape(values[number].shape)
         return left
 
-    def check_backward(self, after: Contents) -> None:
-        """In an audited step. Raises UsageError where a backward changed what forward left.
-
-        Activation checkpointing runs the forward again, which moves averages of normalisations a
-        second time in a backward: no gradient sees that, and the next load puts them back.
-        """
-        pairs = enumerate(zip(self.save().left, after.left, strict=True))
-        changed = {i for i, (now, before) in pairs if not _are_same(now, before)} - self._averages
-        if changed:
-            raise UsageError(
-                f"expected buffers to stay as forward left them while gradients are computed, found another content in {self._named(changed)}; "
-                "change them in the forward, outside checkpointed parts, or in the loop's body"
-            )
-
     def load(self, contents: Contents | None = None) -> None:
         """Let the buffers be what they were then, by default at the beginning of the computation.
 
@@ -254,44 +239,21 @@ class Buffers:
             torch._foreach_copy_([self._views[i] for i in which], [contents.values[i] for i in which])
         torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
 
-    def follow_body(self, after: Sequence[Contents]) -> list[Contents]:
-        """What the loop's body has written since `load` is the start of each shard from here on.
+    def check_body(self) -> None:
+        """Between a sum and the gradients. Raises UsageError where the loop's body has changed a
+        buffer, which the next `load` would put back, as far as torch counts or it was assigned.
 
-        after: what the step's earlier passes left. Returns the same with what was written, which is
-        seen where it is counted or assigned. The averages of normalisations are put back: the body
-        may call a model between a sum and the gradients. Raises UsageError where a shard has
-        changed the same buffer.
+        The body may call a model there: averages of normalisations are put back without a word.
         """
-        before, opened = self.opening, self._opened
-        present = [place.holder.get(place.name) for place in self._places]
-        versions = list(map(_VERSION, self._tensors))
-        if structure.same(present, opened) and versions == before.versions:
-            return list(after)
-        self._assigned(present, before.values)
-        for i in self._averages:
-            self._views[i].copy_(before.values[i])
-        written = {i for i, version in enumerate(versions) if version != before.versions[i]}
-        assigned = [now is not was for now, was in zip(present, opened, strict=True)]
-        written |= {i for i in compress(self._numbers, assigned) if i is not None}
-        written -= self._averages
-        self.begin(self._modules)
-        both = {i for i in written if not all(_are_same(each.left[i], before.left[i]) for each in after)}
-        if both:
+        pairs = zip(self._places, self._numbers, strict=True)
+        changed = {i for p, i in pairs if i is not None and p.holder.get(p.name) is not p.opening}
+        versions = zip(map(_VERSION, self._tensors), self.opening.versions, strict=True)
+        changed |= {i for i, (now, before) in enumerate(versions) if now != before}
+        if changed - self._averages:
             raise UsageError(
-                f"the loop's body changed {self._named(both)} between a sum and the gradients, and so does the forward of that sum: which of both counts "
-                "is not known; change it after the gradients, or before the first sum"
+                f"the loop's body changed {self._named(changed - self._averages)} between a sum and the gradients, whose shards all begin with what the "
+                "step began with; change it after the gradients, or before the first sum"
             )
-        return [self._with_opening(each, written) for each in after]
-
-    def _with_opening(self, contents: Contents, which: set[int]) -> Contents:
-        """These contents, but for some tensors what they are at the beginning."""
-        places, opening = {k for k, i in enumerate(self._numbers) if i in which}, self.opening
-        return Contents(
-            present=_chosen(contents.present, opening.present, places),
-            values=_chosen(contents.values, opening.values, which),
-            versions=_chosen(contents.versions, opening.versions, which),
-            left=_chosen(contents.left, opening.left, which),
-        )
 
     def contributions(self, after: Mapping[int, Contents]) -> dict[int, Tensor]:
         """float64 [sums.length] for each shard: what it adds to the end-of-step all-reduce.
@@ -344,11 +306,6 @@ class Buffers:
     def _names(self, which: set[int]) -> list[str]:
         pairs = zip(self._places, self._numbers, strict=True)
         return [self._name(place) for place, i in pairs if i in which]
-
-
-def _chosen(some: list[Any], others: list[Any], which: set[int]) -> list[Any]:
-    """Those of the second list at these places, else of the first."""
-    return [others[i] if i in which else each for i, each in enumerate(some)]
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:

@@ -193,7 +193,7 @@ class Step:
             )
         self._check_usable()
         gradients = self._parts.gradients
-        self._follow_body()
+        self._parts.buffers.check_body()
         self._begin_gradients(scaler)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
@@ -228,7 +228,7 @@ class Step:
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
-            with self._sums.in_shard("step.mean_loss"):
+            with self._sums.in_shard():
                 (scaled / self.shards).backward()  # type: ignore[no-untyped-call]
 
         self._begin_gradients(scaler)
@@ -249,8 +249,6 @@ class Step:
         """After that of one own shard, whose gradients join the sum."""
         self.fault_point("backward")
         self._parts.gradients.after_backward(shard)
-        if self.audit is not None and self.audit.own == shard:
-            self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
         """The recipe makes gradients, or the new state, itself, from sums without a graph.
@@ -264,7 +262,7 @@ class Step:
                 "return your own, detached, from the function given to step.sum, and set .grad from the sum"
             )
         norms = self._sums.norms()
-        self._follow_body()
+        self._parts.buffers.check_body()
         self._parts.gradients.begin_without()
         if self.audit is not None:
             self.audit.check_sums(lambda _outputs: None)
@@ -313,7 +311,7 @@ class Step:
         contract, buffers = self._parts.contract, self._parts.buffers
         contract.begin_pass()
         if self._is_open:
-            self._follow_body()
+            self._parts.buffers.check_body()
         else:
             buffers.begin(contract.parts.modules)
         self._is_open = True
@@ -335,15 +333,6 @@ class Step:
             yield batch, output
         contract.end_pass()
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
-
-    def _follow_body(self) -> None:
-        """What the body wrote into buffers since the last pass counts for every shard."""
-        after, again = self._buffers_after, None if self.audit is None else self.audit.again
-        contents = [] if again is None or again.buffers is None else [again.buffers]
-        found = self._parts.buffers.follow_body([*after.values(), *contents])
-        self._buffers_after = dict(zip(after, found, strict=False))
-        if again is not None and contents:
-            again.buffers = found[-1]
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""

@@ -27,13 +27,6 @@ MAX_DIMENSIONS = 8
 INTEGERS = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128
 DTYPES = INTEGERS + FLOATS
-# Errors of torch's autograd that mean something else in a step than torch's words say.
-_IN_A_STEP = {
-    "backward through the graph a second time": "the graph of one shard was already used by another backward: each shard, and each function of a step, has a "
-    "backward of its own. Compute what they share inside the function, from its own batch; where only its value is needed, use .detach()",
-    "modified by an inplace operation": "a tensor that the backward needs was changed in place after it was used: the one backward comes when the function has "
-    "returned. Make a new tensor instead of writing into one (torch.full_like(label, 0) for label.fill_(0)), and compute again what an optimizer has changed",
-}
 
 
 def check_loss(loss: Any) -> Tensor:
@@ -180,21 +173,16 @@ class OpenSums:
             if output.requires_grad:  # the loss of a step need not depend on each of its sums
                 reached.append(output)
                 gradients.append(torch.zeros_like(total) if total.grad is None else total.grad)
-        with self.in_shard("step.backward"):
+        with self.in_shard():
             if reached:
                 torch.autograd.backward(reached, gradients)
 
     @contextmanager
-    def in_shard(self, call: str) -> Iterator[None]:
-        """Inside the backward of one shard, which must not reach a result. call: whose it is."""
+    def in_shard(self) -> Iterator[None]:
+        """Inside the backward of one shard, which must not reach a result."""
         self._is_in_shard = True
         try:
             yield
-        except RuntimeError as error:
-            for words, sentence in _IN_A_STEP.items():
-                if words in str(error):
-                    raise UsageError(f"{call}: {sentence}") from error
-            raise
         finally:
             self._is_in_shard = False
 
