@@ -1,13 +1,8 @@
-"""A finished run loses files that nothing reads, and answers as before, wherever it is interrupted.
-
-Attempts and drafts are aged by `os.utime`: their ages are those that the file system shows.
-"""
+"""A finished run loses files that nothing reads, and answers as before, interrupted or not."""
 
 import io
 import json
-import os
 import sys
-import time
 from pathlib import Path
 
 import fsspec
@@ -19,41 +14,27 @@ from torch import nn
 
 from elastic.agent.run_directory import has_recorded_end
 from elastic.care import clean as clean_module
-from elastic.care.clean import leftovers
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.storage.remote import Listed
 from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
 
-DAY_S = 86400.0
-HEX = "0123456789abcdef"
 ATTEMPT = "checkpoints/000000000020/a-000001-12345678/state.safetensors"
-AGED = {
-    ATTEMPT,
-    f"checkpoints/000000000020/.COMMIT.json.{HEX}",
-    f".run.json.{HEX}",
-    f"..metrics-000001.jsonl.{HEX}",
-    f"rendezvous/.elastic-{HEX * 2}",
-}
-GONE = {*AGED, "logs/000001/rank0.log", "logs/000002/rank0.log"}
+GONE = {ATTEMPT, "logs/000001/rank0.log", "logs/000002/rank0.log"}
 STAYING = {
     "logs/000003/rank0.log",
     "rendezvous/state-000000000007.json",
     "data.json",
-    f".own.{HEX}",
     "own/checkpoints/000000000020/a-000001-12345678/state.safetensors",
     "faults/x/1.1",
 }
 
 
-def write(run: Path, name: str, *, age_s: float = 0.0) -> None:
+def write(run: Path, name: str) -> None:
     path = run / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"some bytes")
-    then_s = time.time() - age_s
-    os.utime(path, (then_s, then_s))
 
 
 @pytest.fixture
@@ -63,7 +44,7 @@ def run(tmp_path) -> Path:
     for step in (60, 120):
         commit_in(folder, IDENTITY, step, State(model=nn.Linear(3, 1)))
     for name in GONE | STAYING:
-        write(folder, name, age_s=DAY_S if name in AGED or name.startswith(".own") else 0.0)
+        write(folder, name)
     return folder
 
 
@@ -80,7 +61,7 @@ def answers(run: Path, capsys) -> list:
     return [codes, said, has_recorded_end(RunDir.parse(str(run)))]
 
 
-@pytest.mark.parametrize("removed", [0, 3, len(GONE)])
+@pytest.mark.parametrize("removed", [0, 1, len(GONE)])
 def test_what_is_not_needed_goes_and_all_else_answers(removed, run, capsys, monkeypatch):
     """Ctrl-C between two files; the same command then removes the rest."""
     before, files, remove = answers(run, capsys), files_of(run), clean_module._remove
@@ -119,23 +100,32 @@ def test_without_a_yes_nothing_is_removed(answer, run, capsys, monkeypatch):
 
 
 def test_an_attempt_that_a_record_may_name_stays(run):
-    young = ATTEMPT.replace("12345678", "abcdefab")
-    write(run, young, age_s=600.0)
     damaged = "checkpoints/000000000060/a-000001-12345678/state.safetensors"
-    write(run, damaged, age_s=DAY_S)
+    write(run, damaged)
     (run / "checkpoints/000000000060/COMMIT.json").write_text("{")
 
     assert main(["clean", str(run), "--yes"]) == 0
 
-    assert {young, damaged} <= files_of(run)
-    assert ATTEMPT not in files_of(run)
+    assert (run / damaged).exists() and not (run / ATTEMPT).exists()
 
 
-@pytest.mark.parametrize("changed", [10 * DAY_S - 60.0, None])
-def test_ages_are_those_of_the_storage(changed):
-    """The clock of a file server is days ahead: an attempt of a minute ago is young."""
-    files = {ATTEMPT: Listed(size_bytes=1, changed=changed)}
-    assert leftovers(files, set(), set(), now_s=10 * DAY_S) == []
+def test_a_record_of_an_attempt_that_goes_does_not_stay(run, capsys):
+    """A node that ends late creates it while a person thinks."""
+    late = commit_in(run, IDENTITY, 40, State(model=nn.Linear(3, 1)))
+    record = run / "checkpoints/000000000040/COMMIT.json"
+    text = record.read_bytes()
+    record.unlink()
+    remove = clean_module._remove
+
+    def creates(*arguments):
+        record.write_bytes(text)
+        remove(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clean_module, "_remove", creates)
+        assert main(["clean", str(run), "--yes"]) == 0
+    assert not record.exists() and not (run / "checkpoints" / late.payload).exists()
+    assert main(["verify", str(run)]) == 0
 
 
 def test_a_run_that_is_not_finished_is_refused(run, tmp_path, capsys):
@@ -156,7 +146,7 @@ def test_a_run_that_began_under_the_name_meanwhile_stays_whole(run):
     def agrees(_files):
         run.rename(aside)
         for name in GONE:
-            write(run, name, age_s=DAY_S)
+            write(run, name)
         return True
 
     with pytest.raises(UsageError, match="expected a finished run"):
@@ -174,7 +164,7 @@ def test_nothing_behind_a_link_goes(run):
 
 
 def test_a_run_in_an_object_store_is_cleaned_in_the_same_way(run, capsys):
-    """Events and logs are there in parts. Its objects are as young as the test: attempts stay."""
+    """Events and logs are there in parts."""
     fs = fsspec.filesystem("memory")
     try:
         for name in files_of(run):
@@ -188,6 +178,7 @@ def test_a_run_in_an_object_store_is_cleaned_in_the_same_way(run, capsys):
         assert main(["clean", "memory://cleaned", "--yes"]) == 0
 
         gone = {f"/cleaned/logs/00000{number}/rank0/000000000000.log" for number in (1, 2)}
+        gone.add(f"/cleaned/{ATTEMPT}")
         assert before - {*fs.find("/cleaned")} == gone
     finally:
         fs.rm("/cleaned", recursive=True)
