@@ -26,7 +26,7 @@ from elastic.snapshot.slots import Snapshot
 from elastic.storage.remote import open_store
 from elastic.storage.store import READ_LIMIT_S
 from elastic.system.leave_deadline import Share
-from elastic.uploader.client import FINAL_OFFER_S, Handover, offer
+from elastic.uploader.client import Handover, offer
 from elastic.uploader.protocol import SaveResult, SaveState
 
 POLL_S = 0.1
@@ -115,18 +115,17 @@ def offer_newest(parts: AgentParts) -> None:
     """Have the uploader commit the newest snapshot; does not wait for the result."""
     if (newest := parts.memory.newest) is not None:
         try:
-            _offer(parts, newest, FINAL_OFFER_S).close()
+            _offer(parts, newest).close()
         except StoreFailed as error:
             parts.console.print_line(f"the newest state is not saved: {error}")
 
 
 def finish_saves(parts: AgentParts) -> None:
-    """Stop the uploader once it has finished its saves, or has had the time that they take."""
-    shutdown, slots, began_s = parts.shutdown, parts.memory.slots, parts.clock.monotonic()
+    """Stop the uploader once it has finished its saves, or the time for them is over."""
+    shutdown, began_s = parts.shutdown, parts.clock.monotonic()
     parts.uploader.finish(
         lambda line: None if shutdown.reason else parts.console.print_line(line),
         ended_by="SIGTERM or Ctrl-C shortens that to --grace",
-        size_bytes=0 if slots is None else slots.capacity_bytes,
         is_over=lambda: parts.clock.monotonic() >= shutdown.end_s(Share.SAVE, began_s),
     )
 
@@ -213,8 +212,7 @@ def _save(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> S
 def _try(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> SaveResult:
     step, problem = newest.info.step, "its save had not ended"
     try:
-        # A short time, as it is tried again: an uploader that died is started in between.
-        with closing(_offer(parts, newest, POLL_S)) as handover:
+        with closing(_offer(parts, newest)) as handover:
             while not is_over():
                 if (result := handover.wait(POLL_S)) is not None:
                     return result
@@ -224,8 +222,8 @@ def _try(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> Sa
     return SaveResult(step=step, state=SaveState.FAILED, reason=problem)
 
 
-def _offer(parts: AgentParts, newest: Snapshot, within_s: float) -> Handover:
-    """Raises StoreFailed."""
+def _offer(parts: AgentParts, newest: Snapshot) -> Handover:
+    """Raises StoreFailed after a short time: this agent must start an uploader that died."""
     path, slots = parts.uploader.socket_path, parts.memory.slots
     assert slots is not None, "a snapshot lies in a slot"
-    return offer(path, slots, newest, resumed_from=None, final=True, within_s=within_s)
+    return offer(path, slots, newest, resumed_from=None, final=True)

@@ -117,13 +117,13 @@ class SnapshotMemory:
             self.slots.release_all()
 
     def _create(self, size_bytes: int) -> SnapshotSlots:
-        """Allocate slots; another call makes them ready while the workers train. Raises OSError."""
+        """In a thread of its own, while the workers train. Raises OSError."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            slots = SnapshotSlots.create(size_bytes, self._count, prepared=False)
+            return SnapshotSlots.create(size_bytes, self._count)
         except OSError:
-            slots = SnapshotSlots.create(size_bytes, SLOTS_WITHOUT_SNAPSHOTS, prepared=False)
-        self._calls.submit(partial(_prepare, slots))
-        return slots
+            return SnapshotSlots.create(size_bytes, SLOTS_WITHOUT_SNAPSHOTS)
 
     def _adopt(self, created: SnapshotSlots) -> None:
         if self.slots is not None:  # an uploader that still reads the old ones has them open
@@ -135,10 +135,3 @@ class SnapshotMemory:
                 f"no memory for {self._count} snapshots of {created.capacity_bytes / 1e6:.0f} MB; there is one, "
                 "which is written over in place: a fault meanwhile costs the steps since the newest checkpoint"
             )
-
-
-def _prepare(slots: SnapshotSlots) -> None:
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    with suppress(ValueError):  # they were outgrown meanwhile, and are closed
-        slots.prepare()

@@ -12,8 +12,7 @@ between. Unlike in the kernel's seqlocks the numbers are drawn from one sequence
 an even number is given once in the life of the memory, and (slot, seq) names one snapshot forever.
 A writer that is killed leaves an odd number, and with it a slot that no reader finds.
 
-A slot is given to a writer once it is prepared: the kernel has found and cleared its memory, which
-takes seconds for gigabytes.
+The kernel finds and clears all of the memory when it is created, which takes seconds for gigabytes.
 
 It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor
 that other ranks had the same state (`is_agreed` says it), nor that bytes read without a lease
@@ -22,7 +21,6 @@ stay. It needs Linux (memfd, /proc).
 
 import ctypes
 import errno
-import fcntl
 import json
 import mmap
 import os
@@ -38,12 +36,11 @@ PAGE = 4096
 MADV_POPULATE_READ = 22  # not in Python's mmap before 3.14
 WORD_BYTES = 8
 MAGIC = int.from_bytes(b"elastic", "little")
-FORMAT = 3
+FORMAT = 4
 MOST_SLOTS = 64
-_MAGIC, _FORMAT, _SLOTS, _CAPACITY, _PREPARED = range(5)
+_MAGIC, _FORMAT, _SLOTS, _CAPACITY = range(4)
 _SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
 INFO_LIMIT_BYTES = PAGE - _HEADER_WORDS * WORD_BYTES
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _READS = 100
 _LIBC = ctypes.CDLL(None)
 _LIBC.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -119,40 +116,34 @@ class SnapshotSlots:
         self._close_fd.atexit = False
 
     @staticmethod
-    def create(capacity_bytes: int, num_slots: int, *, prepared: bool = True) -> "SnapshotSlots":
+    def create(capacity_bytes: int, num_slots: int) -> "SnapshotSlots":
         """Slots for images of up to `capacity_bytes`, which is rounded up to pages.
 
-        prepared: no writer waits until `prepare` was called for a slot; its own first write takes
-        longer then. Raises OSError when there is not that much memory.
+        Raises OSError when there is not that much memory.
         """
-        if not (1 <= num_slots <= MOST_SLOTS and capacity_bytes >= 1):
-            raise ValueError(
-                f"expected 1 to {MOST_SLOTS} slots of 1 byte or more, found {num_slots} of {capacity_bytes}"
-            )
         capacity_bytes += -capacity_bytes % PAGE
         size_bytes = _file_bytes(num_slots, capacity_bytes)
         left_bytes = available_bytes()
         if left_bytes is not None and size_bytes > left_bytes:
             raise OSError(errno.ENOMEM, f"expected {size_bytes} bytes of memory, found {left_bytes} left")
-        fd = os.memfd_create("elastic-snapshots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create("elastic-snapshots", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size_bytes)
             # Allocate now. A page that lacks memory later would be a SIGBUS in the middle of
             # training, or the out-of-memory killer's choice of some process.
             os.posix_fallocate(fd, 0, size_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             slots = SnapshotSlots(fd, num_slots, capacity_bytes)
         except BaseException:
             os.close(fd)
             raise
+        memory = ctypes.c_char.from_buffer(slots._map)
+        address = ctypes.addressof(memory)
+        # By ctypes, which lets other threads of this process run. Linux before 5.14 refuses.
+        _LIBC.madvise(address, size_bytes, MADV_POPULATE_READ)
+        _LIBC.madvise(address, size_bytes, mmap.MADV_DONTNEED)  # the memory stays as it is
+        del memory  # else it stays mapped
         # The magic number last: memory without it is not opened.
-        head = {
-            _FORMAT: FORMAT,
-            _SLOTS: num_slots,
-            _CAPACITY: capacity_bytes,
-            _PREPARED: num_slots if prepared else 0,
-            _MAGIC: MAGIC,
-        }
+        head = {_FORMAT: FORMAT, _SLOTS: num_slots, _CAPACITY: capacity_bytes, _MAGIC: MAGIC}
         for index, word in head.items():
             slots._words[index] = word
         return slots
@@ -191,28 +182,7 @@ class SnapshotSlots:
             self._map.close()
         self._close_fd()
 
-    # The owner
-
-    def prepare(self) -> None:
-        """Make the slots ready one after another, beside a writer; no byte changes.
-
-        Calls may raise ValueError once `close` was called, in another thread.
-        """
-        memory = ctypes.c_char.from_buffer(self._map)  # it stays mapped as long as this is there
-        size_bytes = PAGE + self.capacity_bytes
-        for slot in range(self.num_prepared, self.num_slots):
-            address = ctypes.addressof(memory) + self._header(slot)
-            # By ctypes, which lets other threads of this process run. Linux before 5.14 refuses.
-            _LIBC.madvise(address, size_bytes, MADV_POPULATE_READ)
-            _LIBC.madvise(address, size_bytes, mmap.MADV_DONTNEED)  # the memory stays as it is
-            self._words[_PREPARED] = slot + 1
-
     # Readers
-
-    @property
-    def num_prepared(self) -> int:
-        """How many slots are ready to be written, the first ones."""
-        return max(0, min(self._words[_PREPARED], self.num_slots))
 
     def whole(self) -> list[Snapshot]:
         """All whole snapshots, the last published first."""
@@ -235,29 +205,24 @@ class SnapshotSlots:
     # The writer
 
     def begin(self) -> int | None:
-        """A slot to write, marked as torn; None when there is none."""
-        slot = self.free()
-        if slot is not None:
-            self._map_whole(slot)
-            highest = max(self._word(each, _SEQ) for each in range(self.num_slots))
-            self._set(slot, _SEQ, highest // 2 * 2 + 1)
-        return slot
+        """A slot to write, marked as torn; None when there is none.
 
-    def free(self) -> int | None:
-        """The slot that `begin` would give out.
-
-        It is prepared, not a leased one, and not the newest whole one unless it is the only slot.
+        It is not a leased one, and not the newest whole one unless it is the only slot.
         """
         seqs = [self._word(slot, _SEQ) for slot in range(self.num_slots)]
         newest = max(filter(_is_whole, seqs), default=None)
         free = [
             slot
-            for slot in range(self.num_prepared)
+            for slot in range(self.num_slots)
             if self._word(slot, _LEASES) == 0 and (seqs[slot] != newest or self.num_slots == 1)
         ]
         # Torn slots first, then the oldest. A lease that is taken at this very moment is not seen
         # here; its holder looks at `seq` once more before it relies on the bytes.
-        return min(free, key=lambda slot: (_is_whole(seqs[slot]), seqs[slot]), default=None)
+        slot = min(free, key=lambda slot: (_is_whole(seqs[slot]), seqs[slot]), default=None)
+        if slot is not None:
+            self._map_whole(slot)
+            self._set(slot, _SEQ, max(seqs) // 2 * 2 + 1)
+        return slot
 
     def publish(self, slot: int, *, size_bytes: int, info: SnapshotInfo) -> Snapshot:
         """Make the first `size_bytes` of the body the newest snapshot.
@@ -378,7 +343,7 @@ def _file_bytes(num_slots: int, capacity_bytes: int) -> int:
 def _shape_of(fd: int) -> tuple[int, int]:
     """(num_slots, capacity_bytes) as the file says.
 
-    Raises ValueError unless they are those of whole memory for snapshots that cannot shrink.
+    Raises ValueError unless they are those of whole memory for snapshots.
     """
     found_bytes = os.fstat(fd).st_size
     with memoryview(os.pread(fd, PAGE, 0).ljust(PAGE, b"\0")).cast("q") as words:
@@ -389,13 +354,5 @@ def _shape_of(fd: int) -> tuple[int, int]:
     if not is_possible or found_bytes != _file_bytes(num_slots, capacity_bytes):
         raise ValueError(
             f"expected memory for {num_slots} snapshots of {capacity_bytes} bytes, found {found_bytes} bytes in all"
-        )
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
-    if not seals & fcntl.F_SEAL_SHRINK:
-        raise ValueError(
-            "expected memory that is sealed against shrinking: reading behind its end would kill this process"
         )
     return num_slots, capacity_bytes

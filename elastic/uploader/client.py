@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from elastic.checkpoint.record import save_limit_s
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system import stop_signals
@@ -28,6 +27,7 @@ from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveStat
 RECONNECT_PAUSE_S = 0.02
 READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
 STOP_S = 30.0
+LONGEST_FINISH_S = 4 * 3600.0  # a save limits itself; this is for an uploader that stands still
 OFFER_S = 1.0
 FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
@@ -36,9 +36,6 @@ STABLE_S = 2.0  # a process that lived so long did not die of its start
 LONGEST_PAUSE_S = 30.0
 MANY_DEATHS = 5  # from here on it is said that nothing is saved
 _CLOCK = SystemClock()
-
-
-_offered_bytes: dict[str, int] = {}  # the largest state that this process has offered, by socket
 
 
 def offer(
@@ -82,7 +79,6 @@ def offer(
                     ) from error
                 _CLOCK.sleep(RECONNECT_PAUSE_S)
                 continue
-        _offered_bytes[path] = max(snapshot.size_bytes, _offered_bytes.get(path, 0))
         return Handover(ours, message.step)
 
 
@@ -253,27 +249,20 @@ class UploaderProcess:
         return None
 
     def finish(
-        self,
-        report: Callable[[str], None],
-        *,
-        ended_by: str,
-        size_bytes: int | None = None,
-        is_over: Callable[[], bool] = lambda: False,
+        self, report: Callable[[str], None], *, ended_by: str, is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        """Stop it once it has finished its saves, or has had the time that they take.
+        """Stop it once it has finished its saves, which have limits of their own, or `is_over`.
 
-        ended_by: how a person shortens the wait. size_bytes: of a state; None: of the largest that
-        this process has offered. is_over: ends the wait earlier.
+        ended_by: how a person shortens the wait.
         """
-        size_bytes = _offered_bytes.get(self.socket_path, 0) if size_bytes is None else size_bytes
-        limit_s = save_limit_s(STOP_S, 2 * size_bytes)  # a save may wait for another one of the same size
         began_s, is_said = self._clock.monotonic(), False
-        while not is_over() and (waited_s := self._clock.monotonic() - began_s) < limit_s:
-            if self.ask_to_end(min(POLL_S, limit_s - waited_s)) is not None:
+        while not is_over() and self.ask_to_end(POLL_S) is None:
+            waited_s = self._clock.monotonic() - began_s
+            if waited_s >= LONGEST_FINISH_S:
                 break
             if waited_s >= SAY_AFTER_S and not is_said:
                 is_said = True
-                report(f"waiting for the save in progress, {limit_s:.0f} s at most; {ended_by}")
+                report(f"waiting for the save in progress; {ended_by}")
         self.stop(0.0)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:

@@ -1,7 +1,6 @@
 """Where there is little memory, one copy of the state is better than none."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,6 @@ class Node:
         self.memory.poll()
         if (created := self.memory._created) is not None:
             created.exception()
-            self.memory._calls.submit(lambda: None).result()  # behind what makes the slots ready
             self.memory.poll()
 
 
@@ -56,35 +54,17 @@ def node(monkeypatch):
     return node
 
 
-def test_slots_are_used_as_they_become_ready(node, monkeypatch):
-    """The agent is held up before each slot; the worker copies into those that are ready."""
-    held, free = threading.Semaphore(0), threading.Semaphore(0)
-    populate = SnapshotSlots.prepare
-
-    def slowly(self):
-        for slot in range(1, self.num_slots + 1):
-            held.acquire()
-            whole, self.num_slots = self.num_slots, slot
-            populate(self)
-            self.num_slots = whole
-            free.release()
-
-    monkeypatch.setattr(SnapshotSlots, "prepare", slowly)
+def test_no_copy_is_asked_for_before_there_is_memory(node):
+    """It is made beside training, and takes seconds for gigabytes."""
     node.left_bytes = 10 * STATE_BYTES
     taking = snapshotting_of(node, asks_first=True)
     state = FlatState(tensors={"m.w": torch.zeros(8)}, document={"m": {}})
     assert taking.is_waiting()
     taking.ask_for_memory(lambda: state)
-    node.memory.poll()
-    for ready in range(1, SLOTS + 1):
-        assert taking.is_waiting() == (ready < 3)  # two are enough to take turns
-        held.release()
-        free.acquire()
-        node.memory.poll()
-        assert not taking.is_waiting()
-        assert taking.take(state, info_of(1)).snapshot.slot == ready - 1
+    assert taking.is_waiting()
+    node.asks(node.page.wanted_bytes)
     assert not taking.is_waiting()
-    assert node.memory.slots.num_prepared == SLOTS
+    assert taking.take(state, info_of(1)).snapshot.slot == 0
 
 
 def test_less_memory_is_said_once_in_a_generation(node):

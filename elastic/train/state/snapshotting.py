@@ -120,13 +120,10 @@ class Snapshotting:
         if not self.awaits_memory or not self._asked_bytes:
             return self.awaits_memory
         try:
-            slots = self._slots_for(self._asked_bytes)
+            self.awaits_memory = self._slots_for(self._asked_bytes) is None
         except SlotsRefused:  # the next copy is not made, and that is said
             self.awaits_memory = False
-            return False
-        # Two slots take turns; while there is one, it holds the newest snapshot.
-        self.awaits_memory = slots is None or slots.num_prepared < slots.num_slots
-        return self.awaits_memory and (slots is None or slots.free() is None)
+        return self.awaits_memory
 
     def take(
         self,
