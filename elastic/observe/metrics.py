@@ -60,7 +60,6 @@ class Metrics:
         self._own = metrics_files.own_file(path, generation)
         self._file = AppendedFile(self._own)
         self._has_tried = False
-        self._checks_name = True
 
     def append(self, line: StepLine) -> None:
         """Write one line, now or when the disk takes it.
@@ -75,7 +74,6 @@ class Metrics:
                 f" {line.step}; log numbers, and write larger values into a file of your own"
             )
         self._file.append(record)
-        self._show()
 
     def rewind(self, step: int) -> Rewound:
         """Begin a file with the lines of steps up to `step`.
@@ -131,15 +129,12 @@ class Metrics:
     def _show(self) -> bool:
         """Have the path name the newest file: a process that woke up late may have renamed it.
 
-        Returns whether there was room for the name; with the next line it is tried again.
+        Returns whether there was room for the name; with the next `sync` it is tried again.
         """
-        if self._checks_name and not metrics_files.is_shown(self._path, self._own):
-            try:
-                metrics_files.show(self._path)
-            except OSError:
-                return False
-            # Else a newer generation has the name, or the file system shows two files.
-            self._checks_name = metrics_files.is_shown(self._path, self._own)
+        try:
+            metrics_files.show(self._path)
+        except OSError:
+            return False
         return True
 
     def sync(self) -> None:

@@ -7,7 +7,7 @@ metrics.jsonl                 a second name of the newest of them
 A process may be frozen before any system call, and wake up when a newer generation trains. Then it
 may still give the name `metrics.jsonl` to its own, older file, and can do no more harm: the newer
 file keeps a name that no older process uses, and readers of this library take that one. The process
-that woke up, and each writer with its next line, puts `metrics.jsonl` right.
+that woke up, and each writer with its next `sync`, puts `metrics.jsonl` right.
 
 It does not promise that others who open `metrics.jsonl` find the newest file in between; nor, where
 both processes are dead by then, before the next resume. A link and its file are in one folder,

@@ -85,6 +85,7 @@ def test_a_sleeping_rank_0_takes_no_line_of_a_newer_generation(tmp_path, newer, 
             break
         for writer in writers[-1:] if goes_on else []:
             writer.append(line(5, newest))
+            writer.sync()
         expected = [(1, 1), (2, 1), *((step, newest) for step in range(3, 5 + goes_on))]
         for _ in range(2):
             assert record(path) == expected, number
@@ -139,21 +140,3 @@ def test_an_old_listing_hides_no_line(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(metrics_module.metrics_files, "files", lambda path: {1: own_file(path, 1)})
         assert record(path) == [(1, 1), (2, 1), (3, 1), (4, 2)]
-
-
-def test_names_that_never_look_like_one_file_lose_no_line(tmp_path, monkeypatch):
-    """A file system in user space may give each name a number of its own."""
-    path = begun(tmp_path / "run")
-    monkeypatch.setattr(os.path, "samestat", lambda _a, _b: False)
-    links = []
-    link_over = metrics_module.metrics_files.link_over
-    monkeypatch.setattr(
-        metrics_module.metrics_files, "link_over", lambda *names: links.append(names) or link_over(*names)
-    )
-    writer = Metrics(path, generation=2)
-    writer.rewind(3)
-    for step in range(4, 8):
-        writer.append(line(step, 2))
-    monkeypatch.undo()
-    assert [step for step, _ in record(path)] == list(range(1, 8)) and path.read_bytes().count(b"\n") == 7
-    assert len(links) <= 10

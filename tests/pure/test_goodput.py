@@ -90,12 +90,6 @@ def test_steps_that_were_lost_are_no_time_without_a_node():
     assert found.badput_s == {"down": 860.0, "resume": 38.0 + 3.0}
 
 
-def test_a_run_that_waits_for_nodes_loses_time_until_now():
-    events, lines = [started(100.0, 1, "start")], [step(1, 101.0, 1)]
-    assert time_spent(events, lines, now_s=161.0).badput_s == {"end": 60.0}
-    assert time_spent([], []) is None
-
-
 @st.composite
 def histories(draw):
     """Of one clock: each generation trains some steps, or none, and some are stopped."""

@@ -96,6 +96,7 @@ def test_the_newest_line_is_found_however_long_it_is(tmp_path):
     writer = Metrics(path, generation=1)
     for step in (1, 2):
         writer.append(StepLine(step=step, values={"histogram": [0.5] * 190_000}))
+    writer.sync()
     assert path.stat().st_size > 1 << 20
     assert newest(path).step == 2
     path.write_bytes(b"x" * (1 << 20))
@@ -156,6 +157,7 @@ def test_on_a_full_disk_a_death_costs_waiting_lines_alone(operations):
             assert found == sorted(set(found)) and set(kept) <= set(found)
         assert {*kept} <= {*found} <= {*range(reached + 1)}
         assert {*kept} <= {*found} and found[-1] == reached and not writer._file.waits
+        writer.sync()
         assert path.read_bytes().count(b"\n") == len(found)
 
 

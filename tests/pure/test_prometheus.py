@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import logged
+from viewed import viewed
 from watched import agent
 
 from elastic.config.options import ListenAddress
@@ -102,19 +102,19 @@ def test_series_have_the_values_of_the_run(run):
     assert values_of(families_of(run))["elastic_restarts",] == 2
 
 
-def test_a_slow_rank_of_the_newest_generation_has_its_share(tmp_path):
+def test_a_slow_rank_of_the_newest_generation_has_its_share():
     """In generation 1 rank 0 was slow; in generation 2 rank 1 is, for half of the time."""
-    run = RunDir.parse(str(tmp_path))
+    events, lines = [], []
     for generation in (1, 2):
-        lines = Metrics(run.metrics, generation=generation)
-        lines.rewind(200)
-        write(run, "generation_started", generation, 100.0 * generation, cause="start", nodes=["a", "b"])
-        for rank, node in enumerate(["a", "b"]):
-            write(run, "worker_started", generation, 100.0 * generation, node, rank=rank)
-        for step in range(100 * generation, 100 * generation + 60):
-            line = StepLine(step=step, generation=generation, world_size=2, time=float(step), seconds=1.0)
-            lines.append(replace(line, slowest_rank=generation - 1, slowest_s=1.0, others_s=0.5))
-    found = values_of(families_of(run))
+        events.append(logged("generation_started", 100.0 * generation, generation, nodes=["a", "b"]))
+        for rank, node in enumerate("ab"):
+            events.append(logged("worker_started", 100.0 * generation, generation, node, rank=rank))
+        own = {"slowest_rank": generation - 1, "slowest_s": 1.0, "others_s": 0.5}
+        lines += [
+            StepLine(step=60 * generation + n, generation=generation, world_size=2, seconds=1.0, **own)
+            for n in range(60)
+        ]
+    found = values_of(RunSeries(LABELS, {}).families(viewed(events, lines)))
     assert {key: value for key, value in found.items() if key[0] == "elastic_slow_rank_ratio"} == {
         ("elastic_slow_rank_ratio", "1", "b"): 0.5
     }

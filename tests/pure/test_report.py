@@ -179,6 +179,15 @@ def test_a_lineage_is_reported_oldest_first():
     assert second == {"run_id": PARENT.run_id, "step": PARENT.step, "digest": PARENT.digest}
 
 
+def test_the_newest_numbers_of_shards_are_shown_by_rank():
+    """A new generation begins with equal spans, whatever the one before had."""
+    begun = [started(100.0, 1, "start"), started(200.0, 2, "failure")]
+    moved = [logged("shards_moved", 100.0 * at, at, shards=[at, 3, 0, 3]) for at in (1, 1, 2)]
+    assert summarise(begun[:1] + moved[:2], [])["shards_by_rank"] == [1, 3, 0, 3]
+    assert summarise(begun + moved[:2], [])["shards_by_rank"] == []
+    assert "0 on 1 rank; 2 on 1 rank; 3 on 2 ranks" in printed([*begun, *moved])
+
+
 def test_divergences_are_listed_with_who_was_wrong():
     """Step 40 was judged, and either of two nodes was wrong; the run ended over step 90, which is
     the recipe's; step 95 of another attempt was never done again.

@@ -63,7 +63,9 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
     log.generation = 1
     log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))
     line = StepLine(step=7, loss=0.25, generation=1, time=CLOCK.wall(), seconds=0.1)
-    Metrics(tmp_path / "young/metrics.jsonl", generation=1).append(line)
+    metrics = Metrics(tmp_path / "young/metrics.jsonl", generation=1)
+    metrics.append(line)
+    metrics.sync()
 
     _, by_name = listed(str(tmp_path))
 
@@ -77,8 +79,6 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
     "text",
     [
         IDENTITY.to_json()[:40],
-        b"[1, 2]",
-        IDENTITY.to_json().replace(b'"seed": 1', b'"seed": "zero"'),
         IDENTITY.to_json().replace(b'"seed": 1', b'"seed": 1, "precision": "bf16"'),
     ],
 )

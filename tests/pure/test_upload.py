@@ -97,17 +97,6 @@ def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
         ]
 
 
-def test_the_next_agent_uploads_what_a_killed_one_left(node):
-    """The killed agent had uploaded nothing."""
-    run = node("a")
-    restored(run, "old", 1, 0)
-    trained(run, "old", 1, 1, 3)
-    with pytest.raises(UsageError, match="found nothing there"):
-        steps(run)
-    uploaded(run, "new", is_first=False)
-    assert steps(run) == [(1, 1), (2, 1), (3, 1)]
-
-
 def test_two_uploaders_of_one_folder_upload_everything_once(node):
     """Two agents in one working directory upload at once, again and again while events are
     written.
@@ -224,6 +213,8 @@ def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging, monke
     run = node("a")
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
+    with pytest.raises(UsageError, match="found nothing there"):
+        steps(run)
     hanging.fail(Deed.HANG, lambda method, path: method == "PUT")
     one = log_shipper(run, "a")
     one.start()
@@ -243,20 +234,6 @@ def test_a_store_that_refuses_holds_up_no_end(node, hanging, monkeypatch):
     one = log_shipper(run, "a")
     one.start()
     assert "no-such-bucket-at-all" in one.close()
-
-
-def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
-    """The writer is in the middle of a line; the next upload finds the rest."""
-    run = node("a")
-    path, text = run.log(generation=1, rank=0), "printed\n"
-    path.parent.mkdir(parents=True)
-    objects = Objects(run.url)
-    files = node_shipper(run, objects)
-    for written in (text + text[:3], text + text):
-        path.write_text(written)
-        assert files.upload()
-    names = sorted(objects.listed("logs"))
-    assert [objects.read(name) for name in names] == [text.encode()] * 2
 
 
 def test_the_age_of_a_heartbeat_is_that_of_its_object(node):
