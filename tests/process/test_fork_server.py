@@ -276,23 +276,6 @@ def test_a_local_module_hides_an_installed_one_of_its_name(node):
     workers.kill(None)
 
 
-def test_workers_are_spawned_if_an_import_left_a_thread(pinned, tmp_path):
-    """A profiler starts a thread in every interpreter through sitecustomize, the fork server's
-    included.
-    """
-    (tmp_path / "sitecustomize.py").write_text(
-        AT_START + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
-        node = Node(tmp_path)
-        with closing(node):
-            for _ in range(2):
-                assert node.runs(node.spawner.start, "exit", "6") == (6, "")
-    assert [line for line in node.reported if "1 threads" in line] == node.reported
-    assert len(node.reported) == 1
-
-
 def test_a_fork_server_killed_while_it_imports_is_replaced(pinned, tmp_path):
     """As the kernel does for want of memory.
 
@@ -353,20 +336,6 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     for pid in pids:
         dies(pid)
     assert not node.reported
-
-
-def test_an_exit_read_with_another_message_ends_the_wait(node):
-    """The socket is silent by then, because the exit was read together with the answer to another
-    request.
-    """
-    workers = node.workers("exit", "0", size=1)
-    # Reads the server's messages until the second worker has exited; then until the first has, too.
-    assert node.runs(node.spawner.start, "exit", "0")[0] == 0
-    while node.server.exit_code_of(workers.pid(0)) is None:
-        wait_any_exit([workers._processes[0]], FOR_EVER_S)
-    workers.wait(FOR_EVER_S)
-    assert workers.poll()
-    assert codes_of(workers) == {0: 0}
 
 
 @pytest.mark.parametrize("is_forked", [True, False])

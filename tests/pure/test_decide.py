@@ -21,7 +21,6 @@ from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_DIVERGED,
     EXIT_INTERRUPTED,
-    EXIT_NOTHING_LOADS,
     EXIT_PEER_LOST,
     EXIT_RECIPE,
     EXIT_USAGE,
@@ -74,7 +73,6 @@ A = Action
 TABLE = [
     row(A.CONTINUE, "training"),
     row(A.CONTINUE, "training", DONE),
-    row(A.CONTINUE, "training", DRAINED),
     # The group's word counts more than what workers do.
     row(A.STOP, "the run ended: complete", -9, group_ended="complete"),
     row(A.REJOIN, "a newer generation", fenced=True),
@@ -86,13 +84,11 @@ TABLE = [
     row(A.FAIL, "rank 4 ended with signal 9", -9),
     row(A.FAIL, "rank 5 ended with exit code 3", DONE, 3),
     row(A.FAIL, "rank 5 ended with signal 9", LOST, -9),
-    row(A.FAIL, "rank 4", -9, 1),
     row(A.FAIL, "rank 5 ended with exit code 0 within the loop, in step 7", exits=within_loop(7)),
     row(A.FAIL, "rank 5 ended with exit code 0 within the loop, before", exits=within_loop(0, LOST)),
     row(A.FAIL, "rank 4 ended with exit code 75", DRAINED, has_drain=False),
     row(A.LEAVE, "signal 9 instead of draining", -9, leaving=TERM),
     row(A.END_RUN, "exit code 2, which a restart does not change", EXIT_USAGE),
-    row(A.END_RUN, "exit code 76", EXIT_NOTHING_LOADS),
     row(A.END_RUN, "exit code 72", EXIT_RECIPE),
     # Ranks differ, and say how; or a step that was done again does.
     row(A.REDO, "the ranks differed", EXIT_DIVERGED, LOST, knows_difference=True),
@@ -116,15 +112,12 @@ TABLE = [
     # A hang.
     row(A.DUMP_STACKS, "rank 5 hangs", hung=HUNG),
     row(A.FAIL, "rank 5 hangs", hung=HUNG, stacks_dumped=True),
-    row(A.FAIL, "rank 4 ended with signal 9", -9, hung=HUNG),
-    row(A.FAIL, "rank 5 hangs", LOST, hung=HUNG, stacks_dumped=True),
     row(A.LEAVE, "SIGTERM; rank 5 hangs", hung=HUNG, stacks_dumped=True, leaving=TERM),
     row(A.LEAVE, "the time to finish a step is over", hung=HUNG, **OVER),
     # Planned ends.
     row(A.LEAVE, "SIGTERM", leaving=TERM, has_begun=False),
     row(A.REQUEST_DRAIN, "SIGTERM", leaving=TERM),
     row(A.CONTINUE, "training", leaving=TERM, drain_requested=True),
-    row(A.LEAVE, "the time to finish a step is over", drain_requested=True, **OVER),
     row(A.REQUEST_DRAIN, "waiting to join", newcomers=True, has_begun=False),
     row(A.CONTINUE, "training", newcomers=True, drain_requested=True),
     # A script without the library.

@@ -34,6 +34,14 @@ def test_a_fork_server_that_reports_no_exit_is_killed():
         assert within_s <= killed_s[0] - began_s <= within_s + 0.2
 
 
+def test_an_exit_that_is_known_ends_the_wait():
+    """It was read together with the answer to another request: no descriptor becomes readable."""
+    workers = NodeWorkers([], SimpleNamespace())
+    workers._starts = {0: None}
+    workers._processes = {0: SimpleNamespace(poll=lambda: 0, server=None)}
+    workers.wait(1e9)
+
+
 @pytest.mark.parametrize(
     ("codes", "killed", "files", "blamed"),
     [

@@ -4,10 +4,14 @@ is compared with what the script does.
 
 import os
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
+from elastic.system.processes import thread_count
 from elastic.worker import preload
+from elastic.worker.fork_server import fork_obstacle
 from elastic.worker.preload import Preloaded, find_imports, is_inside
 
 TEXTS = {
@@ -70,6 +74,18 @@ def forked(tmp_path, monkeypatch):
     monkeypatch.setattr(preload.environment, "variables", lambda: {**os.environ, "PYTEST_CURRENT_TEST": ""})
     preload.begin(Preloaded(folder=tmp_path, files={"numbers": "/installed/numbers.py"}, uninstalled=()))
     return tmp_path
+
+
+def test_no_process_with_a_thread_is_forked():
+    nothing, is_over = Preloaded(folder=Path(), files={}, uninstalled=()), threading.Event()
+    before = thread_count()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    try:
+        assert f"importing left {before} threads running" in fork_obstacle(nothing)
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_process_that_changed_nothing_says_nothing(forked):
