@@ -170,7 +170,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
         supervisor.supervise(page, options.drain_signals)
     environment.drop_variables_of_options()
     from elastic.agent import preflight
-    from elastic.agent.spawner import Spawner
+    from elastic.agent.worker_process import Spawner
     from elastic.report.monitors import open_monitors
 
     recipe = Path(options.recipe)

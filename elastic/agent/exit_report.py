@@ -105,17 +105,10 @@ def _complete(parts: AgentParts, newest: CommitRecord | None) -> list[str]:
         stopped = parts.shutdown.within(Share.REPORT, partial(read_stop, settings))
     what = f"complete: {last.step} steps" if stopped is None else str(stopped)
     what += f", digest {last.digest[:16]}{doubts.told_at_the_end(events, last.step)}"
-    return [*_unreached(parts, last.step), f"{what}; elastic-train report {run.url} shows how it went"]
-
-
-def _unreached(parts: AgentParts, last_step: int) -> list[str]:
-    """Which faults of a plan struck nothing; one node of those that share the claims says it, and
-    in an object store each has its own.
-    """
-    options, run = parts.settings.options, parts.settings.run
-    if not parts.group.is_first or (run.is_remote and options.max_nodes > 1):
-        return []
-    return parts.faults.unreached(last_step)
+    # One node of those that share the claims says it; in an object store each has its own.
+    tells = is_first and not (run.is_remote and settings.options.max_nodes > 1)
+    unreached = parts.faults.unreached(last.step) if tells else []
+    return [*unreached, f"{what}; elastic-train report {run.url} shows how it went"]
 
 
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[int, str]:

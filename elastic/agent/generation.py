@@ -191,9 +191,7 @@ class NodeGeneration:
         return next((error.divergence for error in errors if error.divergence is not None), None)
 
     def _first_failure(self, reason: str) -> WorkerFailure:
-        settings, culprit = self._parts.settings, self._watchdog.error
-        errors = settings.error_folder(self.number)
-        return self.workers.record_failure(settings.node, reason, errors, culprit)
+        return self.workers.record_failure(reason, self.number, self._watchdog.error)
 
 
 def is_own_exit(message: str, code: int) -> bool:

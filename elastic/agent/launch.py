@@ -28,7 +28,7 @@ from elastic.agent.run_directory import (
 )
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.spawner import Spawner
+from elastic.agent.worker_process import Spawner
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir

@@ -11,7 +11,7 @@ from elastic.agent.group_client import GroupClient
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
-from elastic.agent.spawner import Spawner
+from elastic.agent.worker_process import Spawner
 from elastic.config import environment
 from elastic.events import NodeScheduled, UploaderDied
 from elastic.faults.inject import Claims

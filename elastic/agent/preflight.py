@@ -17,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent.run_directory import rendezvous_config
-from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import Process, wait_any_exit
+from elastic.agent.worker_process import Spawner, wait_any_exit
 from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
@@ -36,7 +35,7 @@ from elastic.system.fork_protocol import StartRequest
 from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 
-PREFLIGHT_S = 600.0
+PREFLIGHT_S, LOOK_S = 600.0, 1.0
 _CLOCK = SystemClock()
 _STDERR = 2
 
@@ -44,9 +43,7 @@ _STDERR = 2
 def imports_library(recipe: Path) -> bool:
     """Whether the script imports `elastic` anywhere. Raises UsageError when it is not Python."""
     try:
-        text = recipe.read_bytes()
-        compile(text, str(recipe), "exec", dont_inherit=True)
-        tree = ast.parse(text)
+        tree = ast.parse(recipe.read_bytes())
     except FileNotFoundError as error:
         raise UsageError(
             f"expected a recipe, found no file {recipe}; give the path of a Python script"
@@ -94,18 +91,6 @@ def _check_not_requeued(job: NodeScheduled | None) -> None:
         )
 
 
-def check_plain(options: Options) -> None:
-    """Say what protects a script without this library. Raises UsageError for --from."""
-    if options.from_ is not None:
-        raise UsageError(
-            f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
-        )
-    print(
-        f"{printable(options.recipe)} does not import elastic: it runs as under torchrun. Only restarts protect it, and it resumes from what it saves itself",
-        flush=True,
-    )
-
-
 def address_of(options: Options) -> str:
     """The address at which other nodes reach this one.
 
@@ -139,13 +124,21 @@ def check_faults(options: Options, nproc: int | None, *, is_plain: bool = False)
 def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) -> tuple[Identity | None, bool]:
     """(what the recipe declares, None for a script without the library; whether the run begins).
 
-    Raises as `declared_identity` and `check_run_dir`.
+    Says what protects such a script. Raises UsageError for --from with one, and as
+    `declared_identity` and `check_run_dir`.
     """
     recipe = Path(options.recipe)
     is_plain = not imports_library(recipe)
     check_faults(options, nproc, is_plain=is_plain)
     if is_plain:
-        check_plain(options)
+        if options.from_ is not None:
+            raise UsageError(
+                f"expected a recipe that imports elastic, found --from with {recipe}, whose state is its own responsibility"
+            )
+        print(
+            f"{printable(options.recipe)} does not import elastic: it runs as under torchrun. Only restarts protect it, and it resumes from what it saves itself",
+            flush=True,
+        )
         return None, options.fresh
     return check_run_dir(options, declared_identity(spawner, recipe, options.recipe_args), run, nproc)
 
@@ -162,8 +155,10 @@ def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]
         sys.stderr.flush()
         request = StartRequest(command=(str(recipe), *arguments), env=env)
         child = spawner.start(request, out.fileno(), _STDERR)
+        until_s = _CLOCK.monotonic() + PREFLIGHT_S
         try:
-            code = _exit_code(child)
+            while (code := child.poll()) is None and _CLOCK.monotonic() < until_s:
+                wait_any_exit([child], LOOK_S)
         finally:
             child.kill()
         if code is None:
@@ -216,11 +211,3 @@ def _found(run: RunDir) -> Identity | None:
     except StoreFailed as error:
         raise UsageError(f"expected to read {run.url}/{identity.NAME}, found: {error}") from error
     return None if there is None else identity.parse(there)
-
-
-def _exit_code(child: Process) -> int | None:
-    """None when the process does not end in time."""
-    deadline = _CLOCK.monotonic() + PREFLIGHT_S
-    while (code := child.poll()) is None and (left_s := deadline - _CLOCK.monotonic()) > 0:
-        wait_any_exit([child], left_s)
-    return code

@@ -149,20 +149,21 @@ class NodeWorkers:
                 for rank in self.running:
                     self._processes[rank].server.kill()
 
-    def record_failure(self, node: str, reason: str, errors: Path, hung: WorkerError | None) -> WorkerFailure:
+    def record_failure(self, reason: str, generation: int, hung: WorkerError | None) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.
 
-        reason: speaks for a worker that left no error file in the folder `errors`. hung: a
-        worker that was found to hang; it is to blame whatever error files the others left.
+        reason: speaks for a worker that left no error file. hung: a worker that was found to hang;
+        it is to blame whatever error files the others left.
         """
-        files = read_errors(errors, list(self._processes))
+        settings = self._parts.settings
+        files = read_errors(settings.error_folder(generation), list(self._processes))
         first = hung or self.not_started or first_failure(self.exits.values(), self.killed, files, reason)
         ended = self.exits.get(first.rank)
         self._parts.log.record(
             WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback)
         )
         return WorkerFailure(
-            node=node,
+            node=settings.node,
             rank=first.rank,
             message=first.message,
             traceback=first.traceback,

@@ -16,8 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import ForkServerClient, wait_any_exit
+from elastic.agent.worker_process import ForkServerClient, Spawner, wait_any_exit
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import environment
 from elastic.system import stop_signals

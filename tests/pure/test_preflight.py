@@ -8,7 +8,7 @@ import pytest
 from elastic.agent import preflight
 from elastic.agent.preflight import address_of, check_command, check_run_dir, imports_library
 from elastic.agent.run_directory import claim
-from elastic.agent.spawner import Spawner
+from elastic.agent.worker_process import Spawner
 from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir

@@ -11,8 +11,7 @@ import pytest
 from elastic.agent import worker_process
 from elastic.agent.agent import NodeAgent
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.spawner import Spawner
-from elastic.agent.worker_process import ForkServerClient
+from elastic.agent.worker_process import ForkServerClient, Spawner
 from elastic.rendezvous.group import RunEnd
 from elastic.system.fork_protocol import Exited, Ready, Started, StartRequest
 from elastic.system.leave_deadline import LeavePage
