@@ -17,14 +17,10 @@ from typing import NoReturn
 from elastic.commands import command_parser, run_command, usage_of
 from elastic.config import environment
 from elastic.config.options import (
-    FLAGS,
     OPTIONS_HELP,
-    VARIABLES,
     asks_for,
     parse,
-    split_recipe_args,
     training_parser,
-    values_of,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import interrupt, supervisor
@@ -51,10 +47,6 @@ examples:
   elastic-train report runs/barlow                       what happened
 
 {options}
-
-Each option has a variable of the environment: ELASTIC_RUN_DIR, ELASTIC_FROM, ELASTIC_MAX_NODES and
-so on; ELASTIC_FRESH is 1 or 0. An option of the command line counts more; an empty variable says
-nothing. What a recipe starts does not see them.
 
 A snapshot is a copy of the training state in the memory of every node: it survives the workers.
 A checkpoint is a copy in the run directory: it survives everything else.
@@ -155,11 +147,7 @@ def _version() -> str:
 def _train(words: list[str], commands: Iterable[str]) -> int:
     if (check := environment.read().check) is not None:
         die_with_parent(check.pid)
-    values = values_of(environment.variables())
-    flags = {word.partition("=")[0] for word in split_recipe_args(words)[0]}
-    if in_force := [f"{FLAGS[name]} by {VARIABLES[name]}" for name in values if FLAGS[name] not in flags]:
-        print(f"the environment sets {', '.join(in_force)}", flush=True)
-    options = parse(words, values)
+    options = parse(words)
     if not os.path.isfile(options.recipe):  # noqa: PTH113 - Path.is_file raises for a long name
         raise UsageError(
             f"expected a recipe file or one of the commands {', '.join(commands)}, found {options.recipe!r}, which is not a file"
@@ -168,7 +156,6 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         supervisor.supervise(page, options.drain_signals)
-    environment.drop_variables_of_options()
     from elastic.agent import preflight
     from elastic.agent.worker_process import Spawner
     from elastic.report.monitors import open_monitors

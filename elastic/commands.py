@@ -14,7 +14,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import NoReturn, cast
 
-from elastic.config import environment
 from elastic.config.options import (
     CheckOptions,
     ListenAddress,
@@ -112,7 +111,6 @@ def check(words: _Words) -> int:
     from elastic.check.command import run_check
 
     interrupt.raise_from_here()
-    environment.drop_variables_of_options()
     return run_check(
         CheckOptions(
             recipe=words.recipe, recipe_args=words.recipe_args, steps=words.steps, as_json=words.json

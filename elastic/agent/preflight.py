@@ -87,7 +87,7 @@ def _check_not_requeued(job: NodeScheduled | None) -> None:
     if job is not None and job.restarts:
         raise UsageError(
             f"expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT {job.restarts}: the run would begin again"
-            " at each requeue; submit the job without --fresh and ELASTIC_FRESH, and for a new run with another --run-dir"
+            " at each requeue; submit the job without --fresh, and for a new run with another --run-dir"
         )
 
 

@@ -5,8 +5,7 @@ adds for the workers of a generation; to the worker that serves its store, `ELAS
 descriptor of the listening socket. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
 none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand
-for the options of the same names. `elastic-train` has such a variable for each of its options, and
-takes them out of its environment: what a recipe starts is a command of its own. Code outside this
+for the options of the same names. Code outside this
 package (torch, gloo, OpenMP, NCCL) reads its own variables; `variables` hands them on to the
 processes and clients that need them. `pin_threads`, `fix_hashing` and `set_up_malloc` set what the
 interpreter and its libraries read as they begin: this process's children inherit these settings.
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from elastic.config.durations import Every
-from elastic.config.options import VARIABLES, Options
+from elastic.config.options import Options
 from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
@@ -141,12 +140,6 @@ def read() -> Launch:
 def store_variable(descriptor: int | None) -> dict[str, str]:
     """The variable of the worker that serves its generation's store; empty for others."""
     return {} if descriptor is None else {STORE: str(descriptor)}
-
-
-def drop_variables_of_options() -> None:
-    """Once they are read: a process that this one starts must not take them for its own options."""
-    for name in VARIABLES.values():
-        os.environ.pop(name, None)
 
 
 def variables() -> dict[str, str]:

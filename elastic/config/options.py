@@ -1,8 +1,5 @@
 """A command line becomes one valid value, or a UsageError: expected, found, what to do.
 
-Each option has a variable: `ELASTIC_MAX_NODES` for `--max-nodes`. An empty variable says nothing,
-as an absent one; what the command line gives counts more.
-
 Whether the recipe exists and the fault plan makes sense is checked where they are read. Nothing
 here reads files or the environment, prints or exits.
 """
@@ -12,7 +9,7 @@ import argparse
 import difflib
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import PurePath
@@ -268,43 +265,19 @@ FLAGS = {
     each.name: "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-")
     for each in fields(Options)[2:]
 }
-VARIABLES = {name: "ELASTIC_" + flag[2:].replace("-", "_").upper() for name, flag in FLAGS.items()}
 
 
-def values_of(variables: Mapping[str, str]) -> dict[str, Any]:
-    """By field of Options, what the variables say. Raises UsageError."""
-    found = {}
-    for each in fields(Options)[2:]:
-        variable, read = VARIABLES[each.name], each.metadata.get("read", _switch)
-        if text := variables.get(variable):
-            try:
-                found[each.name] = read(text)
-            except argparse.ArgumentTypeError as error:
-                raise UsageError(
-                    f"{variable}: {error}; correct or unset the variable, which stands for {FLAGS[each.name]}"
-                ) from None
-    return found
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise argparse.ArgumentTypeError(f"expected 1 or 0, found {text!r}")
-    return text == "1"
-
-
-def parse(argv: Sequence[str], otherwise: Mapping[str, Any] | None = None) -> Options:
+def parse(argv: Sequence[str]) -> Options:
     """Read a training command line. Raises UsageError.
 
-    Options stand before or after RECIPE; words after `--` belong to the recipe. otherwise: values
-    of options that the command line does not give (`values_of`).
+    Options stand before or after RECIPE; words after `--` belong to the recipe.
     """
     ours, recipe_args = split_recipe_args(argv)
     found, rest = training_parser().parse_known_args(ours)
     recipe = only_recipe(rest)
-    given = dict(otherwise or {}) | vars(found)
-    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | given
+    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | vars(found)
     options = Options(recipe=recipe, recipe_args=recipe_args, **values)
-    if options.meets_in_objects and "keep_alive_s" not in given:
+    if options.meets_in_objects and "keep_alive_s" not in values:
         options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
     if options.min_nodes > options.max_nodes:
         raise UsageError(

@@ -209,7 +209,6 @@ def test_the_command_and_the_pods_agree(path, job):
         options.max_nodes - options.min_nodes
     )
     assert not options.fresh  # each new pod runs the same command
-    assert "ELASTIC_FRESH" not in path.read_text()
     assert options.grace_s < pod["terminationGracePeriodSeconds"]
     assert (ROOT / options.recipe).is_file()
     assert (
