@@ -1,28 +1,10 @@
 """A word that one process writes to the page is read by others, and no other word changes."""
 
-import subprocess
-import sys
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.system.control_page import MAX_WORKERS, ControlPage, Heartbeat, Settled
 from elastic.system.silence import Phase
-
-WORKER = """
-import sys
-from elastic.system.control_page import ControlPage
-page = ControlPage.open(sys.argv[1])
-page.set_step(1, 2**40 + page.drain)
-"""
-
-
-def test_a_worker_reads_the_drain_and_the_agent_its_step():
-    """A real process opens the page by its path, reads the request and writes its step."""
-    page = ControlPage.create()
-    page.drain = True
-    subprocess.run([sys.executable, "-c", WORKER, page.path], check=True, timeout=60)
-    assert page.step(1) == 2**40 + 1
 
 
 @given(st.dictionaries(st.integers(0, MAX_WORKERS - 1), st.integers(0, 2**63 - 1)), st.booleans())

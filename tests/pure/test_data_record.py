@@ -38,13 +38,6 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_the_same_data_resume_without_a_word_at_every_step(choice):
-    order = order_of(**choice)
-    for step in range(1, order.steps + 1):
-        assert resumes(beside(order, step), order_of(**choice), step) == ""
-
-
 @given(st.sampled_from(CHOICES), st.sampled_from(CHOICES), st.integers(1, 7))
 def test_other_choices_than_before_are_refused_or_said(before, now, step):
     """Any pair of choices but for their lengths: they are other data, or another length is said."""

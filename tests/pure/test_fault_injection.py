@@ -45,26 +45,15 @@ def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
 
 
 def test_a_fault_strikes_its_own_rank_step_and_generation_only(tmp_path):
-    """Everything near the trigger, and then the trigger."""
-    plan = "step 3 rank 1 backward: raise; generation 2 rank 1 restore: raise; step 5 rank 1 snapshot: raise"
-    other = worker(tmp_path, plan, rank=0, generation=2)
-    for point in ("forward", "backward", "snapshot"):
-        other.at_step(3)(point)
-    other.at_restore()
-    other.at_step(5)("snapshot")
-    faults = worker(tmp_path, plan, rank=1, generation=1)
-    for step, point in itertools.product((2, 3, 4, 5), ("forward", "mid-sum", "optimizer", "after-snapshot")):
-        faults.at_step(step)(point)
-    faults.at_step(2)("backward")
-    faults.at_restore()
-    faults.at_step(4)("snapshot")
-    assert not run_records.events(tmp_path / "events")
-    with pytest.raises(InjectedFault):
-        faults.at_step(5)("snapshot")
-    with pytest.raises(InjectedFault):
-        worker(tmp_path, plan, rank=1, generation=2).at_restore()
-    with pytest.raises(InjectedFault):
-        faults.at_step(3)("backward")
+    plan, struck = "step 3 rank 1 backward: raise; generation 2 rank 1 restore: raise", []
+    for here in itertools.product((0, 1), (1, 2), (2, 3, 4), ("forward", "backward", "restore")):
+        rank, generation, step, point = here
+        faults = worker(tmp_path, plan, rank=rank, generation=generation)
+        try:
+            faults.at_restore() if point == "restore" else faults.at_step(step)(point)
+        except InjectedFault:
+            struck.append(here)
+    assert struck == [(1, 1, 3, "backward"), (1, 2, 2, "restore")]
 
 
 def test_a_fault_whose_claim_cannot_be_written_is_not_injected(tmp_path, capsys):

@@ -89,19 +89,6 @@ def test_what_is_no_regular_file_has_no_lines(tmp_path, kind):
     )
 
 
-def test_a_file_that_becomes_a_link_is_not_followed(tmp_path):
-    """The path named a file at the first call, and a link to another one at the second."""
-    path, other = tmp_path / "file", tmp_path / "other"
-    other.write_text("secret\n")
-    path.write_text("")
-    file = GrowingFile(path)
-    assert [*file.lines_to_end()] == []
-    path.unlink()
-    path.symlink_to(other)
-    assert [*file.lines_to_end()] == []
-    file.close()
-
-
 def test_the_last_lines_begin_anywhere_and_end_whole(tmp_path):
     path = tmp_path / "file"
     path.write_text("one\ntwo\nthree\nfo")

@@ -173,14 +173,6 @@ def test_what_goes_with_a_job_holds_nothing_that_must_stay():
         assert {thing["kind"] for thing in objects(path)} <= {"Job", *CUSTOM}
 
 
-@pytest.mark.parametrize("path", sorted({path for path, _ in jobs()}), ids=name)
-def test_each_head_starts_its_job_again_by_the_name_that_it_has(path):
-    jobs_of_user = {"Job", "JobSet", "TrainJob"}
-    (job,) = [thing for thing in objects(path) if thing["kind"] in jobs_of_user]
-    wanted = f"kubectl delete {job['kind'].lower()} {job['metadata']['name']} --cascade=foreground"
-    assert f"{wanted} && kubectl apply -f {path.name}" in path.read_text()
-
-
 @pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
 def test_a_job_is_one_that_the_server_takes(path, job):
     """Beside its schema the server asks for this: a failure policy and limits for each index need

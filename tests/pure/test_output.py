@@ -29,12 +29,6 @@ def test_a_reader_that_is_gone_changes_no_exit_code(text):
         os.close(writer)
 
 
-def test_what_is_read_is_whole_and_in_order(tmp_path):
-    with (tmp_path / "out").open("wb") as out:
-        assert ended(f"print('zero')\n{PRINT}{DROP}", out) == 0
-    assert (tmp_path / "out").read_text() == "zero\none\ntwo\nthree\n"
-
-
 def test_a_command_whose_output_is_closed_runs_as_any_other():
     """As `>&- 2>&-` in a shell: the interpreter then has no streams at all."""
     text = "from elastic.system import output; output.open_closed_streams(); print('one', flush=True)"

@@ -54,21 +54,15 @@ def test_what_is_decoded_stands_there(record):
     "change",
     [
         {"length": True},
-        {"length": None},
         {"length": 10**100},
         {"length": float("nan")},
         {"label": False},
-        {"label": 1.5},
         {"stops": {}},
-        {"stops": [None]},
         {"words": {"x": 1}},
-        {"end": []},
-        {"sender": None},
         {"start": {"port": 1}},
         {"start": {"host": "a", "port": True}},
         {"start": {"host": "a", "port": -1}},
         {"start": {"host": "a\n", "port": 1}},
-        {"start": {"host": "", "port": 1}},
     ],
     ids=str,
 )
@@ -120,11 +114,6 @@ def test_the_message_names_place_expectation_and_finding(change, message):
 
 def test_of_a_union_the_one_with_these_keys_is_decoded():
     assert decode(Trip | Place, {"host": "a", "port": 1}, what="it") == Place(host="a", port=1)
-
-
-def test_encode_gives_back_what_decode_read():
-    """Nested records."""
-    assert json.loads(json.dumps(encode(decode(Trip, TRIP, what="trip")))) == TRIP
 
 
 @given(json_values)

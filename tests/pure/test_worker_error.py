@@ -76,10 +76,6 @@ def test_the_users_innermost_line_is_found_among_libraries():
     assert found == f'  at {__file__}:{line}: decode(int, "no number", what="a number")'
 
 
-def test_an_error_without_a_line_of_the_users_shows_none():
-    assert worker_error.own_line(None) == ""
-
-
 def failing_group(**settings):
     torch.distributed.init_process_group("gloo", **settings)
 
