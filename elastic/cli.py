@@ -48,18 +48,6 @@ examples:
 
 {options}
 
-A snapshot is a copy of the training state in the memory of every node: it survives the workers.
-A checkpoint is a copy in the run directory: it survives everything else.
-
-what survives what:
-  a worker dies, raises or hangs    training goes on from the newest snapshot
-  a node dies, another one lives    the same
-  SIGTERM, Ctrl-C, a warning of a   all ranks finish the same step, and a checkpoint holds it
-  scheduler, or a spot notice       before the last node leaves with exit code 75
-  all nodes die at once             the same command resumes from the newest checkpoint
-  a checkpoint is damaged           the run resumes from the one before it
-  Lost steps are done again and give the same numbers.
-
 exit codes:
   0   the run is complete (check, diff: no difference was found; verify: no damage)
   1   training failed; the traceback of the worker that failed first is printed last

@@ -1,4 +1,4 @@
-"""How often something is done, or how long it may take, reads back from its text as the same value.
+"""How often something is done, or how long it may take, as an option says it.
 
 Nothing here reads a clock.
 """
@@ -18,7 +18,7 @@ _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
 def duration_s(text: str) -> float | None:
     """Seconds of `30`, `30s`, `0.5min` or `2h`, to a thousandth; None for anything else."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)(s|min|h|)", text, re.ASCII)
-    # 0.009 * 60 is 0.5399999999999999, which would not read back.
+    # 0.009 * 60 is 0.5399999999999999.
     return None if match is None else round(float(match[1]) * _SECONDS_PER_UNIT[match[2]], 3)
 
 
@@ -45,15 +45,6 @@ class Every:
         if every is None or every.kind not in kinds:
             raise UsageError(f"expected {expected}, found {text!r}")
         return every
-
-    def __str__(self) -> str:
-        match self.kind:
-            case "steps":
-                return f"{self.value:.0f}steps"
-            case "seconds":
-                return f"{self.value!r}".removesuffix(".0") + "s"
-            case "auto" | "off":
-                return self.kind
 
 
 def _read(text: str) -> Every | None:

@@ -110,17 +110,14 @@ class RunDir:
         example = (
             "expected run.path(name), a name below the run directory such as 'weights.pth' or 'samples/3.png'"
         )
-        if not isinstance(name, str | PurePath):
-            raise UsageError(f"{example}, found {type(name).__name__}")
-        parts = PurePath(name).parts
+        parts = PurePath(name).parts if isinstance(name, str | PurePath) else ()
         if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in str(name):
-            found = "none" if not parts else f"{str(name)!r}, which does not lie below it"
-            raise UsageError(f"{example}, found {found}; write files for other places without run.path")
+            raise UsageError(f"{example}, found {name!r:.100}; write files for other places without run.path")
         if parts[0] in OWN_NAMES or parts[0].startswith(OWN_PREFIX):
             raise UsageError(
                 f"{example}, found {str(name)!r}: {parts[0]} is the run's own, which a resume reads; take another name"
             )
-        return self.local / name
+        return self.local.joinpath(*parts)
 
     def log(self, *, generation: int, rank: int) -> Path:
         return self.logs / f"{generation:06d}" / f"rank{rank}.log"

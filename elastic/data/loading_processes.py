@@ -5,7 +5,6 @@ A signal that asks for a stop is not for them: the step under way still needs it
 
 import atexit
 import multiprocessing
-import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,27 +20,20 @@ from elastic.system import forked_child, stop_signals
 
 SLICES_AHEAD = 2  # of each process at least, as torch has it by default
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
-# Of torch 2.15, in this process and in a data-loading one, which cannot enlarge a batch.
-_OF_SAMPLES = re.compile(
-    r"equal size|resize storage that is not resizable|by the default collate_fn|support automatic differentiation"
-)
 
 
 def default_collate(samples: list[Any]) -> Any:
-    """Torch's. Raises UsageError for samples of several sizes, keys or unknown types.
-
-    A RuntimeError may also be the machine's: in a data-loading process, torch writes the batch into
-    shared memory, which may be full. So only those are refused whose words are about the samples.
+    """Torch's. An error of it says what to write; it may also be the machine's, such as one of a
+    full shared memory.
     """
     try:
         return torch_collate(samples)
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, RuntimeError) and _OF_SAMPLES.search(str(error)) is None:
-            raise
-        raise UsageError(
-            f"the samples of a batch cannot be put together ({type(error).__name__}: {error!s:.200}): expected numbers, arrays or tensors of one size. Give "
-            "collate=function(samples), which pads them or returns a list, to run.data and run.evaluate"
-        ) from error
+        error.add_note(
+            "expected samples that are numbers, arrays or tensors of one size; for others give collate=function(samples), which pads them "
+            "or returns a list, to run.data and run.evaluate"
+        )
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

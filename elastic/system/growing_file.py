@@ -39,10 +39,6 @@ class AppendedFile:
         self._waiting = b""
         self._is_said = False
 
-    @property
-    def waits(self) -> bool:
-        return bool(self._waiting)
-
     def append(self, record: dict[str, Any]) -> None:
         """As `json_line`."""
         line = json_line(record)

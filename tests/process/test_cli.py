@@ -74,7 +74,7 @@ def test_the_help_explains_commands_options_and_exit_codes(capsys):
     """In 100 columns, and true: after a failed worker, training goes on from a snapshot."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for part in ("examples:", "exit codes:", "what survives what:", "--min-nodes", "elastic-train diff"):
+    for part in ("examples:", "exit codes:", "--min-nodes", "elastic-train diff"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
     assert "training goes on from the newest snapshot" in text

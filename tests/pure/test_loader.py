@@ -6,7 +6,6 @@ import inspect
 import multiprocessing
 import os
 import random
-import re
 import traceback
 from functools import partial
 
@@ -171,30 +170,11 @@ class Sentences(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["lengths", "keys", "sets"])
-def test_samples_that_make_no_batch_are_refused_with_collate(kind, workers):
-    """Torch's own errors say nothing of `collate=`, and end a run with a traceback."""
-    with pytest.raises(UsageError, match=r"cannot be put together .*Give collate=function\(samples\)"):
+def test_samples_that_make_no_batch_are_told_of_collate(kind, workers):
+    """Torch's own errors say nothing of `collate=`."""
+    with pytest.raises((RuntimeError, TypeError, KeyError)) as caught:
         batches_of(Sentences(kind), workers=workers)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "unable to write to file </torch_7_1>: No space left on device (28)",
-        "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes",
-    ],
-)
-def test_a_machines_failure_to_make_a_batch_is_left_to_a_restart(monkeypatch, words):
-    """Torch says so with the class that it has for samples of several sizes: in the words of torch
-    2.15, and of a data-loading process whose shared memory is full.
-    """
-
-    def fails(*_, **__):
-        raise RuntimeError(words)
-
-    monkeypatch.setattr(torch, "stack", fails)
-    with pytest.raises(RuntimeError, match=re.escape(words)):
-        batches_of([torch.zeros(1)] * ORDER.samples)
+    assert "give collate=function(samples)" in "".join(traceback.format_exception(caught.value))
 
 
 class Unreadable(Dataset):

@@ -145,7 +145,7 @@ def test_on_a_full_disk_a_death_costs_waiting_lines_alone(operations):
                     reached += 1
                     writer.append(StepLine(step=reached))
                     waiting.append(reached)
-                    if not writer._file.waits:
+                    if not writer._file._waiting:
                         kept, waiting = kept + waiting, []
                 case "room" | 0 | 30:
                     disk.room_bytes = 10**9 if each == "room" else each
@@ -156,7 +156,7 @@ def test_on_a_full_disk_a_death_costs_waiting_lines_alone(operations):
             found = [line.step for line in read(path)]
             assert found == sorted(set(found)) and set(kept) <= set(found)
         assert {*kept} <= {*found} <= {*range(reached + 1)}
-        assert {*kept} <= {*found} and found[-1] == reached and not writer._file.waits
+        assert {*kept} <= {*found} and found[-1] == reached and not writer._file._waiting
         writer.sync()
         assert path.read_bytes().count(b"\n") == len(found)
 

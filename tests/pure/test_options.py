@@ -67,6 +67,10 @@ all_options = st.builds(
 )
 
 
+def text_of(every: Every) -> str:
+    return {"steps": f"{every.value:.0f}steps", "seconds": f"{every.value:.3f}s"}.get(every.kind, every.kind)
+
+
 def written(options: Options) -> dict[str, str | None]:
     """By field, every option that is set, as a user would type it; None for a flag."""
     found = {}
@@ -75,7 +79,9 @@ def written(options: Options) -> dict[str, str | None]:
         if isinstance(value, tuple):
             value = ",".join(each.name for each in value) or "none"
         if value is not None and value is not False:
-            found[name] = None if value is True else str(value)
+            found[name] = (
+                None if value is True else text_of(value) if isinstance(value, Every) else str(value)
+            )
     return found
 
 
