@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 
 from elastic.errors import UsageError
 from elastic.observe.step_line import OWN_NAMES
+from elastic.proof.audit import StepAudit
 from elastic.train.state.state import State
 
 REFUSED, ALLOWED = {}, []
@@ -160,6 +161,23 @@ def an_optimizer_in_backward(r):
     step = r.next()
     r.net[2].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     step.mean_loss(r.loss)
+
+
+@refused(r"found another content in net\.seen;")
+def a_buffer_that_a_backward_writes(r):
+    r.net.register_buffer("seen", torch.zeros(1))
+
+    def write(_gradient):
+        r.net.seen.data.add_(1)
+
+    def loss(batch):
+        y = r.net(batch.data[0])
+        if y.requires_grad:
+            y.register_hook(write)
+        return F.cross_entropy(y, batch.data[1])
+
+    for step in steps(ALONE, State(net=r.net), audits=StepAudit):
+        step.mean_loss(loss)
 
 
 @refused(r"dense gradient of table\.weight, found a sparse one")

@@ -217,6 +217,20 @@ class Buffers:
             left[number] = tensor.detach().clone().reshape(values[number].shape)
         return left
 
+    def check_backward(self, after: Contents) -> None:
+        """In an audited step. Raises UsageError where a backward changed what forward left.
+
+        Activation checkpointing runs the forward again, which moves averages of normalisations a
+        second time in a backward: no gradient sees that, and the next load puts them back.
+        """
+        pairs = enumerate(zip(self.save().left, after.left, strict=True))
+        changed = {i for i, (now, before) in pairs if not _are_same(now, before)} - self._averages
+        if changed:
+            raise UsageError(
+                f"expected buffers to stay as forward left them while gradients are computed, found another content in {self._named(changed)}; "
+                "change them in the forward, outside checkpointed parts, or in the loop's body"
+            )
+
     def load(self, contents: Contents | None = None) -> None:
         """Let the buffers be what they were then, by default at the beginning of the computation.
 

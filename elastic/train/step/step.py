@@ -249,6 +249,8 @@ class Step:
         """After that of one own shard, whose gradients join the sum."""
         self.fault_point("backward")
         self._parts.gradients.after_backward(shard)
+        if self.audit is not None and self.audit.own == shard:
+            self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
         """The recipe makes gradients, or the new state, itself, from sums without a graph.
