@@ -63,8 +63,7 @@ class NodeAgent:
         self._divergence: Divergence | None = None  # because of which the next workers do steps again
         detector = HangDetector(fixed_limit_s=parts.settings.options.hang_timeout.value or None)
         self._watchdog = Watchdog(detector, parts.page, parts.log, parts.clock)
-        parts.spawner.interrupted = lambda: parts.shutdown.is_over(self.workers_share)
-        self._owed_step = 0  # the last step that workers do again before this node leaves; 0 for none
+        parts.spawner.interrupted = lambda: parts.shutdown.is_over(Share.DRAIN)
 
     @property
     def last_step(self) -> int:
@@ -76,7 +75,7 @@ class NodeAgent:
         # The control page shows no step until the state is restored. A snapshot may be one step
         # ahead of it, and a restore discards those that are newer than the restored state.
         kept_step = 0 if newest is None else newest.info.step
-        return max(self._parts.step or self._earlier_step, kept_step, self._owed_step)
+        return max(self._parts.step or self._earlier_step, kept_step)
 
     @property
     def has_trained(self) -> bool:
@@ -107,9 +106,7 @@ class NodeAgent:
         """Returns how the run ended for this node, or None where another generation follows."""
         parts = self._parts
         try:
-            entered = parts.group.join(
-                self._is_interrupted, meanwhile=parts.revive_uploader, share=self.workers_share
-            )
+            entered = parts.group.join(self._is_interrupted, meanwhile=parts.revive_uploader)
             return self._watch(self._start_workers(entered), entered)
         except Interrupted:
             self.others_go_on = leave_group(parts, self.last_step)
@@ -137,7 +134,8 @@ class NodeAgent:
         Raises BackendFailed when a node without work has not reached the backend for
         --rdzv-timeout.
         """
-        clock, view, polled_s = self._parts.clock, NOTHING_KNOWN, 0.0
+        parts, view, polled_s = self._parts, NOTHING_KNOWN, 0.0
+        clock = parts.clock
         while True:
             self._parts.health.turn()
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
@@ -151,7 +149,9 @@ class NodeAgent:
                 case Action.CONTINUE:
                     generation.workers.wait(WORKER_POLL_S)
                 case Action.REQUEST_DRAIN:
-                    self._request_drain(generation, entered, decision.reason)
+                    # No step more where nobody is left to compare it.
+                    is_alone = parts.shutdown.reason is not None and len(entered.members) == 1
+                    generation.request_drain(decision.reason, at_once=is_alone)
                 case Action.REPORT_DONE:
                     generation.report_done()
                 case Action.DUMP_STACKS:
@@ -171,8 +171,6 @@ class NodeAgent:
                     self.failure = generation.failure
                     return end
                 case Action.LEAVE:
-                    if self._is_worth_a_redo(generation, decision.reason):
-                        return None
                     generation.leave(decision.reason)
                     self.others_go_on = leave_group(self._parts, self.last_step)
                     return RunEnd(exit_code=EXIT_INTERRUPTED, reason=decision.reason)
@@ -195,46 +193,10 @@ class NodeAgent:
         parts.revive_uploader()
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
-    def _request_drain(self, generation: NodeGeneration, entered: Generation, reason: str) -> None:
-        """Where nobody is left to compare a step more, or the drain is to end before a certain one,
-        the generation ends at once.
-        """
-        is_alone = self._parts.shutdown.reason is not None and len(entered.members) == 1
-        at_once = is_alone or self._owed_step > 0
-        generation.request_drain(reason, after=self._owed_step, at_once=at_once)
-
     def _planned_cause(self, view: GroupView, action: Action) -> str:
         if action is Action.AGAIN or (self._parts.page.rehearses and not view.newcomers):
             return REHEARSAL
         return NODE_JOINED if view.newcomers else NODE_LEFT
-
-    def _is_worth_a_redo(self, generation: NodeGeneration, reason: str) -> bool:
-        """Whether the steps that no snapshot holds are done again before this node leaves.
-
-        A drain may fail: an evaluation outlasts it, or a worker hangs or dies. The state after the
-        last step is then lost, but it follows from the one before.
-        """
-        parts = self._parts
-        shutdown = parts.shutdown
-        if not parts.settings.imports_library or shutdown.is_over(Share.REDO):
-            return False
-        last_step = self.last_step
-        generation.kill_workers()
-        newest = parts.memory.newest
-        kept_step = 0 if newest is None else newest.info.step
-        if kept_step >= last_step:
-            return False
-        self._owed_step = last_step
-        generation.close(NODE_LEFT, reason)
-        parts.console.print_line(
-            f"the steps from {kept_step + 1} to {last_step} are in no snapshot: they are done again before this node leaves"
-        )
-        return True
-
-    @property
-    def workers_share(self) -> Share:
-        """Of the grace, that the workers have."""
-        return Share.REDO if self._owed_step else Share.DRAIN
 
     def _ends_the_wait(self) -> bool:
         # The state that this node has may have to be saved before there is a generation.
@@ -243,9 +205,7 @@ class NodeAgent:
 
     def _is_interrupted(self) -> bool:
         """Asked again and again while this node waits for a generation, by more than one thread."""
-        shutdown = self._parts.shutdown
-        is_owing = self._owed_step > 0 and not shutdown.is_over(Share.REDO)
-        return shutdown.reason is not None and not is_owing
+        return self._parts.shutdown.reason is not None
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""
@@ -267,9 +227,9 @@ class NodeAgent:
             closed=None if view.open else view.cause,
             newcomers=parts.group.admits(view),
             leaving=shutdown.reason,
-            drain_is_over=shutdown.is_over(self.workers_share),
+            drain_is_over=shutdown.is_over(Share.DRAIN),
             is_plain=not settings.imports_library,
-            has_begun=parts.has_begun or self._owed_step > 0,
+            has_begun=parts.has_begun,
             drain_requested=generation.drain_requested,
             has_drain=parts.page.drain,
         )

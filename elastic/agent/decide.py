@@ -105,7 +105,7 @@ class Observation:
     leaving: str | None  # why this node was asked to leave, once it was
     drain_is_over: bool  # its share of the grace
     is_plain: bool  # a script without this library: it knows no drain, and exits as it likes
-    has_begun: bool  # a worker has entered its first step, or this node owes steps of an earlier generation
+    has_begun: bool  # a worker has entered its first step
     drain_requested: bool  # by this agent, in this generation
     has_drain: bool  # the workers of this node were asked to drain, by any agent or a signal
 

@@ -37,14 +37,15 @@ class NodeGeneration:
         self._parts, self._watchdog = parts, watchdog
         self._are_killed = False
 
-    def request_drain(self, reason: str, *, after: int, at_once: bool) -> None:
-        """after: the earliest step that is the last one. at_once: no step more."""
+    def request_drain(self, reason: str, *, at_once: bool) -> None:
+        """at_once: no step more."""
         parts = self._parts
         self.drain_requested = True
         # The workers of this node read the page in each step, and the end-of-step all-reduce
         # carries the request to all ranks. So all ranks of all nodes learn of it in the same step,
         # and end after it, or after the next one where that is to be done again.
-        parts.page.drain_after(after, at_once=at_once)
+        parts.page.drains_at_once = at_once  # before the request itself, which is read first
+        parts.page.drain = True
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
 

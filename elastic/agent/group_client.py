@@ -130,14 +130,12 @@ class GroupClient:
                 self._told = step
         return call()
 
-    def join(
-        self, interrupted: Callable[[], bool], *, meanwhile: Callable[[], object], share: Share
-    ) -> Generation:
+    def join(self, interrupted: Callable[[], bool], *, meanwhile: Callable[[], object]) -> Generation:
         """The next generation with this node, whose workers must be stopped.
 
         interrupted: ends the wait, asked again and again. meanwhile: called several times a second.
         Raises what `Rendezvous.join` raises, Interrupted also where the rendezvous does not answer
-        within this share of the grace, and RendezvousTimeout where this node does not reach those
+        within the share of a drain, and RendezvousTimeout where this node does not reach those
         that serve the stores.
         """
         self._polled = None
@@ -146,7 +144,7 @@ class GroupClient:
         joined = self._calls.submit(partial(self._join_reached, interrupted))
         while not wait([joined], JOIN_S).done:
             meanwhile()
-            if self.shutdown.is_over(share):
+            if self.shutdown.is_over(Share.DRAIN):
                 self._give_up()
                 raise Interrupted
         generation = joined.result()

@@ -84,7 +84,6 @@ class ControlPage:
     restored_step = _Word(6, int)
     drains_at_once = _Word(8, bool)
     rehearses = _Word(9, bool)
-    _drain_from = _Word(0, int)  # one more than a step
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -108,15 +107,6 @@ class ControlPage:
     def path(self) -> str:
         """Where other processes of this machine open the page, while the agent lives."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
-
-    def drain_after(self, step: int, *, at_once: bool = False) -> None:
-        """Ask for a drain at the end of this step, or of the first one to end later."""
-        self.drains_at_once = at_once
-        self._drain_from = step + 1
-
-    def drains_after(self, step: int) -> bool:
-        """Whether the drain that is asked for may come at the end of this step."""
-        return 0 < self._drain_from <= step + 1
 
     @property
     def slots_fd(self) -> int | None:

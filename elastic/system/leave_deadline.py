@@ -45,7 +45,6 @@ class Share(Enum):
     """The part of the grace that is over when a task is given up."""
 
     DRAIN = 0.5  # the workers finish their step, or end by themselves
-    REDO = 0.7  # new workers have done the steps again that these kept nowhere
     GROUP = 0.75  # the other nodes are told
     SAVE = 0.88  # a checkpoint holds the newest state
     REPORT = 1.0  # the newest checkpoint is looked up; the last events and lines are written

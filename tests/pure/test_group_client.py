@@ -15,7 +15,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
-from elastic.system.leave_deadline import LeavePage, Share
+from elastic.system.leave_deadline import LeavePage
 from elastic.testing.fakes import FakeClock
 
 TIMEOUT_S = 600.0
@@ -176,7 +176,7 @@ def joining(there, monkeypatch):
     monkeypatch.setattr(group_client.socket, "create_connection", connect)
 
     def joins():
-        return client.join(lambda: False, meanwhile=lambda: None, share=Share.DRAIN)
+        return client.join(lambda: False, meanwhile=lambda: None)
 
     return rendezvous, answers, joins
 

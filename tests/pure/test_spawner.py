@@ -140,7 +140,7 @@ def test_a_leaving_agent_waits_for_no_imports():
     agent._parts = SimpleNamespace(
         shutdown=shutdown, spawner=SimpleNamespace(renew=renew), revive_uploader=lambda: revived.append(1)
     )
-    agent._generation, agent._owed_step = None, 0
+    agent._generation = None
     agent._join_and_train = lambda: RunEnd(exit_code=75, reason="")
     agent.run()
     assert (waited, len(revived)) == ([False, True], 2)

@@ -26,7 +26,7 @@ LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step 
 def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
     output, page, checkpointing = parts.output, parts.page, saving.checkpointing
-    drain = page.drains_after(number) or (parts.trace is not None and parts.trace.wants_drain(number))
+    drain = page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
     at_once = drain and page.drains_at_once
     if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
