@@ -9,7 +9,6 @@ The recorder replaces functions of `os` in this process. That it misses nothing 
 operations together must give the files that are there.
 """
 
-import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -216,16 +215,14 @@ class _Disk:
 
 
 def cuts(changes: list[Change]) -> Iterator[tuple[dict[str, bytes | None], list[Any]]]:
-    """(the files that a power cut leaves, the marks before it), each pair once."""
-    disk, marks, seen = _Disk(), list[Any](), set[str]()
+    """(the files that a power cut leaves, the marks before it), each tree once, with the most."""
+    disk, marks, found = _Disk(), list[Any](), {}
     for change in [Change(), *changes]:
         disk.apply(change)
         marks += [change.mark] if change.mark is not None else []
         for tree in disk.trees():
-            digest = hashlib.sha256(repr((sorted(tree.items()), marks)).encode()).hexdigest()
-            if digest not in seen:
-                seen.add(digest)
-                yield tree, list(marks)
+            found[repr(sorted(tree.items()))] = tree, list(marks)
+    yield from found.values()
 
 
 def write_tree(tree: dict[str, bytes | None], root: Path) -> None:
