@@ -191,7 +191,7 @@ def _write_torch(
     from elastic.snapshot import image as images
     from elastic.train.state.document import with_layer_versions
 
-    tensors, _ = images.read(image, copy=False)
+    tensors, _ = images.read(image)
     # A view would be written with all of the image; each in memory of its own, tied ones in one.
     copies = {id(tensors[tensor]): tensors[tensor].clone() for tensor in names.values()}
     found = {name: copies[id(tensors[tensor])] for name, tensor in names.items()}

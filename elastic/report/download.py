@@ -33,8 +33,7 @@ def check_exists(run: RunDir) -> None:
 
 
 def nothing_at(objects: Objects) -> UsageError:
-    """For a URL that has no run. Raises UsageError itself where there is not even its bucket."""
-    objects.check_bucket()
+    """For a URL that has no run, and perhaps no bucket."""
     return UsageError(
         f"expected a run at {objects.url}, found nothing there; give what --run-dir named when it began"
     )

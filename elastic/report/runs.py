@@ -86,16 +86,12 @@ def list_runs(text: str) -> Runs:
 def _find_runs(where: RunDir) -> tuple[list[str], list[Unread]]:
     """The names of the runs relative to where they are looked for, `.` for that itself; sorted.
 
-    Raises OSError or StoreFailed where the folder or URL itself cannot be listed, and UsageError
-    where there is no such bucket.
+    Raises OSError or StoreFailed where the folder or URL itself cannot be listed.
     """
     if not where.is_remote:
         return _search(lambda name: _listed(where.local / name))
     objects = Objects(where.url, limit_s=30.0)
-    found = _search(lambda name: objects.directly_below("" if name == "." else name))
-    if not found[0]:
-        objects.check_bucket()
-    return found
+    return _search(lambda name: objects.directly_below("" if name == "." else name))
 
 
 def _search(listing: _Listing) -> tuple[list[str], list[Unread]]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageChecksum
-from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, STRIDES, TIES, Buffer, TensorEntry
+from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, STRIDES, TIES, TensorEntry
 
 PAGE = 4096
 NAMES: dict[str, torch.dtype] = {
@@ -158,19 +158,17 @@ def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None
         target[at : at + piece.nbytes] = piece
 
 
-def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
+def read(image: bytearray | memoryview) -> tuple[dict[str, Tensor], Any]:
     """Tensors (in host memory) and document of an image.
 
-    copy: the tensors get memory of their own. Otherwise they are views of the image, which must be
-    writable and outlive them, and writing to one changes the image. Tensors that shared all their
-    memory share it again. A tensor that was not row-major gets memory of its own, and its strides.
-    Raises CheckpointDamaged when it is no image.
+    They are views of the image, which must be writable and outlive them, and writing to one changes
+    the image. Tensors that shared all their memory share it again. A tensor that was not row-major
+    gets memory of its own, and its strides. Raises CheckpointDamaged when it is no image.
     """
     found, view = safetensors_header.parse(image), memoryview(image)
     try:
         tensors = {
-            name: _tensor(entry, view, found.strides.get(name), copy=copy)
-            for name, entry in found.entries.items()
+            name: _tensor(entry, view, found.strides.get(name)) for name, entry in found.entries.items()
         }
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
@@ -315,15 +313,11 @@ def _head(plan: _Plan, metadata: dict[str, str]) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def _tensor(entry: TensorEntry, view: memoryview, strides: Sequence[int] | None, *, copy: bool) -> Tensor:
+def _tensor(entry: TensorEntry, view: memoryview, strides: Sequence[int] | None) -> Tensor:
     dtype = NAMES[entry.dtype]
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=dtype)
-    data: Buffer = view[entry.start : entry.end]
-    # Other writers of the format may put a tensor at any byte, where it cannot be used in place;
-    # ours put it on a multiple of its element.
-    if (copy and strides is None) or entry.start % dtype.itemsize:
-        # torch.frombuffer shares the memory that it is given, and wants it writable.
-        data = bytearray(data)
-    tensor = torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+    if entry.start % dtype.itemsize:  # it could not be used in place; another program's image
+        raise ValueError(f"a tensor of dtype {entry.dtype} begins at byte {entry.start}")
+    tensor = torch.frombuffer(view[entry.start : entry.end], dtype=dtype).reshape(entry.shape)
     return tensor if strides is None else torch.empty_strided(entry.shape, strides, dtype=dtype).copy_(tensor)

@@ -103,7 +103,6 @@ class SnapshotSlots:
         self.num_slots = num_slots
         self.capacity_bytes = capacity_bytes
         self._map = mmap.mmap(fd, _file_bytes(num_slots, capacity_bytes))
-        self._mapped: set[int] = set()
         self._bytes = memoryview(self._map)
         # Native words: each is stored by one instruction, as in the control page. A seqlock needs
         # the stores to become visible in the order in which they are made, which x86 guarantees. On
@@ -220,7 +219,6 @@ class SnapshotSlots:
         # here; its holder looks at `seq` once more before it relies on the bytes.
         slot = min(free, key=lambda slot: (_is_whole(seqs[slot]), seqs[slot]), default=None)
         if slot is not None:
-            self._map_whole(slot)
             self._set(slot, _SEQ, max(seqs) // 2 * 2 + 1)
         return slot
 
@@ -287,16 +285,6 @@ class SnapshotSlots:
         """For the owner, once the process that took leases is dead."""
         for slot in range(self.num_slots):
             self._set(slot, _LEASES, 0)
-
-    def _map_whole(self, slot: int) -> None:
-        """Before this process's first write of a slot: have the kernel map all its pages at once.
-
-        That takes 6 ms for 90 MB; one page fault after another would take 30 ms.
-        """
-        if slot not in self._mapped:
-            self._mapped.add(slot)
-            with suppress(OSError):  # Linux before 5.14
-                self._map.madvise(MADV_POPULATE_READ, self._header(slot), PAGE + self.capacity_bytes)
 
     def _read(self, slot: int) -> Snapshot | None:
         """The snapshot in a slot, by the reader's side of the seqlock; None for a torn slot."""

@@ -27,7 +27,6 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.storage.local import LocalStore
 from elastic.storage.store import (
     CHUNK_BYTES,
-    ObjectNotFound,
     Payload,
     Store,
     StoredObject,
@@ -181,24 +180,6 @@ class Objects:
             path = each["name"].strip("/")
             paths[path] = paths.get(path, False) or each["type"] == "directory"
         return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != own}
-
-    def check_bucket(self) -> None:
-        """Raise UsageError where the URL's bucket does not exist, which looks like an empty one.
-
-        Known of S3 alone, and where the bucket may be listed.
-        """
-        if self.url.partition("://")[0] not in S3:
-            return
-        bucket = self.root.partition("/")[0]
-        try:
-            with classified(f"reading {bucket}"):
-                self._call("ls", bucket, detail=False)
-        except ObjectNotFound as error:
-            raise UsageError(
-                f"expected the bucket {bucket} to exist, found none; correct the URL, or create it"
-            ) from error
-        except StoreFailed:
-            pass
 
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""

@@ -1,10 +1,7 @@
 """A committed state's weights become a file that other programs load, or no file at all."""
 
-import os
 import re
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-import elastic
 from elastic.care import export
 from elastic.checkpoint.payload_check import read_state
 from elastic.cli import main
@@ -219,19 +215,3 @@ def test_a_full_disk_leaves_no_file_and_what_was_there(suffix, make_run, tmp_pat
     assert f"expected to write {file}, found" in capsys.readouterr().err
     assert file.read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
-
-
-def test_safetensors_are_written_without_torch(make_run, tmp_path):
-    """The interpreter itself lists what was imported."""
-    run = make_run(model=nn.Linear(2, 1))
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "elastic.cli", "export", str(run), "m.safetensors"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(elastic.__file__).parents[1])},
-    )
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "elastic.care.export" in imported
-    assert not {"torch", "numpy"} & imported

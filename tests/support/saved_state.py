@@ -11,4 +11,4 @@ def saved(state: State) -> FlatState:
     laid_out = image.layout(flat.tensors, flat.to_json())
     body = bytearray(laid_out.size_bytes)
     image.copy_into(laid_out, body)
-    return FlatState.read(*image.read(body, copy=False))
+    return FlatState.read(*image.read(body))

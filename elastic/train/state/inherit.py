@@ -64,7 +64,7 @@ class Inheritance:
         """
         data = spread(groups, self._read(clock) if groups.rank == 0 else Copy())
         assert isinstance(data, Tensor), "rank 0 has read it"
-        tensors, document = image.read(data.numpy().data, copy=False)
+        tensors, document = image.read(data.numpy().data)
         saved = FlatState.read(tensors, document)
         problems, notes = load_entries(saved, state, self.parent.entries)
         misfits = next((of_rank for of_rank in groups.all_gather(problems) if of_rank), None)

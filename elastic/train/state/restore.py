@@ -328,7 +328,7 @@ def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
 
     Raises CheckpointDamaged, and as `State.load`.
     """
-    tensors, document = image.read(data.numpy().data, copy=False)
+    tensors, document = image.read(data.numpy().data)
     saved = FlatState.read(tensors, document)
     try:
         chain, trained_on = str(document["chain"]), record.parse(document["data"])
