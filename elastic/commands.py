@@ -8,6 +8,7 @@ others start sooner.
 import argparse
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -84,7 +85,7 @@ def command_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Arg
 
 
 def run_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
-    """words: those behind the command. Returns the exit code; raises UsageError, CheckStopped."""
+    """words: those behind the command. Returns the exit code; raises UsageError."""
     ours, recipe_args = split_recipe_args(words)
     if "--help" in ours or "-h" in ours:
         print(parser.format_help(), end="")
@@ -110,6 +111,7 @@ def check(words: _Words) -> int:
     """Are a recipe's first steps the same with more workers, killed, drained and resumed?"""
     from elastic.check.command import run_check
 
+    interrupt.end_at_once_by((signal.SIGTERM, signal.SIGHUP))
     interrupt.raise_from_here()
     return run_check(
         CheckOptions(

@@ -50,8 +50,7 @@ class Result(StrEnum):
     DIFFERS = "differs"
     FAILED = "failed"
     NOT_RUN = "not run"  # of a proof
-    REFUSED = "refused"  # of a check, as the next one
-    STOPPED = "stopped"
+    REFUSED = "refused"  # of a check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from elastic.agent.preflight import imports_library
 from elastic.check.check import Checked, Proof, Result, check
-from elastic.check.runs import CheckStopped, stopped_by_signals
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
 from elastic.system.untrusted import printable
@@ -17,8 +16,8 @@ REASON_LIMIT = 200  # characters of a row; the whole error of the first failure 
 def run_check(options: CheckOptions) -> int:
     """Check a recipe, print what was found, and return the exit code.
 
-    Raises UsageError for anything but a recipe of this library, RecipeFailed where it does not
-    train, CheckStopped at a signal. With --json one document is printed in these cases too.
+    Raises UsageError for anything but a recipe of this library, and RecipeFailed where it does not
+    train. With --json one document is printed in these cases too.
     """
     told: list[Proof] = []
 
@@ -27,21 +26,19 @@ def run_check(options: CheckOptions) -> int:
         if not options.as_json:
             _say(row(proof))
 
-    # Before the first line: a user who has seen it is told what a signal ended.
-    with stopped_by_signals():
-        if not options.as_json:
-            _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
-        try:
-            if not imports_library(Path(options.recipe)):
-                raise UsageError(
-                    f"expected a recipe that imports elastic, found that {options.recipe} does not, so that nothing can be compared"
-                )
-            found = check(options, tell)
-        except ElasticError as error:
-            if options.as_json:
-                print(_document(_broken_off(options, error, told)))
-            raise
-        print(_document(found) if options.as_json else printable(verdict(found)), flush=True)
+    if not options.as_json:
+        _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
+    try:
+        if not imports_library(Path(options.recipe)):
+            raise UsageError(
+                f"expected a recipe that imports elastic, found that {options.recipe} does not, so that nothing can be compared"
+            )
+        found = check(options, tell)
+    except ElasticError as error:
+        if options.as_json:
+            print(_document(_broken_off(options, error, told)))
+        raise
+    print(_document(found) if options.as_json else printable(verdict(found)), flush=True)
     return found.exit_code
 
 
@@ -50,10 +47,9 @@ def _document(found: Checked) -> str:
 
 
 def _broken_off(options: CheckOptions, error: ElasticError, told: list[Proof]) -> Checked:
-    result = Result.REFUSED if error.exit_code == EXIT_USAGE else Result.FAILED
     return Checked(
         recipe=options.recipe,
-        result=Result.STOPPED if isinstance(error, CheckStopped) else result,
+        result=Result.REFUSED if error.exit_code == EXIT_USAGE else Result.FAILED,
         exit_code=error.exit_code,
         proofs=told,
         error=str(error),

@@ -6,25 +6,23 @@ of this process when their parents die.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from elastic.check.plan import Launch
 from elastic.config import environment
 from elastic.config.environment import CheckRequest
 from elastic.config.options import CheckOptions
 from elastic.config.run_dir import RunDir
-from elastic.errors import ElasticError
 from elastic.events import Stopped, WorkerFailed
 from elastic.observe import logged_event
 from elastic.observe.log import parse_lines, read_events
@@ -36,21 +34,9 @@ from elastic.system.untrusted import decode
 
 AT_ONCE = 2  # more would only wait for each other's processors
 LIMIT_S = 900.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 25
 _LAST_BYTES = 2**16  # of what a command printed
-_SIGNALLED = 128  # a shell's exit code for a signal is this plus its number
 _CLOCK = SystemClock()
-
-
-class CheckStopped(ElasticError):  # noqa: N818
-    """A signal ended the check."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(
-            f"{signal.Signals(number).name} stopped the check; its runs were ended and its temporary folder was removed"
-        )
-        self.exit_code = _SIGNALLED + number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +51,6 @@ class Ended:
     lines: list[TraceLine]
     seconds: float
     stopped: str | None
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Within it, a signal that would end this process raises CheckStopped, and no later one
-    disturbs the end of the check. One that is ignored, as `nohup` does with SIGHUP, stays so.
-    """
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def stop(number: int, _frame: object) -> NoReturn:
-        for each in taken:
-            signal.signal(each, signal.SIG_IGN)
-        raise CheckStopped(number)
-
-    for number in taken:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, before[number])
 
 
 class Runs:

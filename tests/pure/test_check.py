@@ -11,12 +11,12 @@ from elastic.check import command, plan
 from elastic.check.check import (
     Checked,
     Proof,
+    RecipeFailed,
     Result,
     first_difference,
     unsteady_values,
 )
 from elastic.check.plan import USUAL_CAUSE, launches
-from elastic.check.runs import CheckStopped
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.faults.plan import check_fits, parse
@@ -159,7 +159,7 @@ def test_the_conclusion_says_what_was_not_proved():
     ("error", "result", "code"),
     [
         (UsageError("expected a number"), "refused", 2),
-        (CheckStopped(15), "stopped", 143),
+        (RecipeFailed("ValueError: no"), "failed", 1),
     ],
 )
 def test_a_check_that_breaks_off_prints_one_json_document_too(

@@ -1,7 +1,5 @@
 """A check has a row for each run that its plan names, however the runs before it ended."""
 
-import os
-import signal
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +11,7 @@ from elastic.check import check as module
 from elastic.check import command, plan
 from elastic.check.check import RecipeFailed, Result, check
 from elastic.check.plan import Launch
-from elastic.check.runs import Ended, Runs, stopped_by_signals
+from elastic.check.runs import Ended, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.proof.evidence import TraceLine
@@ -142,15 +140,3 @@ def test_a_script_without_the_library_is_refused(tmp_path):
     script.write_text("print('hello')")
     with pytest.raises(UsageError, match="expected a recipe that imports elastic"):
         command.run_check(replace(OPTIONS, recipe=str(script)))
-
-
-def test_a_check_under_nohup_outlives_its_terminal():
-    """nohup has SIGHUP ignored, and a handler would undo that."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stopped_by_signals():
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -31,8 +31,6 @@ from elastic.system.silence import Phase
 from elastic.train.evaluate.summands import (
     DTYPES,
     SummandForm,
-    check_fits,
-    extremes,
     put_together,
     take_apart,
 )
@@ -79,7 +77,7 @@ class Evaluation:
         )
         form: SummandForm | None = None
         first: list[Any] = []  # this rank's first block: its number, and hashes of its samples and result
-        stacks, whole = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, list[Tensor]()
+        stacks = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}
         with random_streams.kept(), torch.no_grad():
             kept = _KeptBuffers(self.modules)
             own = (self._slice(block) for block in exchange.own_shards if block < num_blocks)
@@ -90,8 +88,6 @@ class Evaluation:
                 if found != (form or found):
                     raise _differ("block", str(form), str(found))
                 form, first = found, first or [batch.shard, samples, fingerprint(list(vectors.values()))]
-                if torch.int64 in vectors:
-                    whole.append(extremes(vectors[torch.int64]))
                 for dtype, vector in vectors.items():
                     stacks[dtype].push(Block(batch.shard, 1), vector)
             neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
@@ -102,7 +98,6 @@ class Evaluation:
                 found, vectors = self._compute(function, batch, kept)
                 form, again[2:] = form or found, [fingerprint(list(vectors.values()))]
         self._compare(str(form), first, again)
-        check_fits(whole, num_blocks, "run.evaluate")
         totals = {}
         for dtype in DTYPES:
             if not (sizes := form.sizes(dtype)):

@@ -1,13 +1,11 @@
 """What a function returns for a block is taken apart into vectors that can be added, and back.
 
 A value is a number or a dense tensor, or a dict, list or tuple of values. Floats of any width are
-added in float64, whole numbers and truth values exactly in int64. Integers wrap where a sum leaves
-their range, and no word is said; so a sum of whole numbers is exact, or refused. What each part of
-it may hold at most follows from the number of parts alone: a sum of numbers that small fits,
-whatever they are.
+added in float64, whole numbers and truth values exactly in int64, where they wrap as torch's own
+sums do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
@@ -20,7 +18,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from elastic.errors import UsageError
 
 DTYPES = torch.float64, torch.int64
-MOST = torch.iinfo(torch.int64).max
 
 
 class SummandForm(NamedTuple):
@@ -60,33 +57,14 @@ def put_together(form: SummandForm, totals: Mapping[torch.dtype, Tensor]) -> Any
     return tree_unflatten([part.clone() if part.dim() else part.item() for part in parts], form.tree)
 
 
-def extremes(part: Tensor) -> Tensor:
-    """int64 [2]: the smallest and the largest of whole numbers, int64 of any shape.
-
-    They stay on the part's device until `check_fits`, so that a GPU is not waited for at each part.
-    """
-    return torch.stack(part.aminmax()) if part.numel() else part.new_zeros(2)
-
-
-def check_fits(found: Sequence[Tensor], num_parts: int, call: str) -> None:
-    """Raises UsageError where the sum of so many parts with these extremes could leave int64."""
-    limit = MOST // num_parts
-    for value in torch.stack(list(found)).reshape(-1).tolist() if found else ():
-        if abs(value) > limit:
-            raise _too_large(call, str(value), limit)
-
-
 def _widened(leaf: Any) -> Tensor:
     """float64 or int64. Raises UsageError for anything but a number or a dense tensor."""
     value = leaf
     if isinstance(leaf, float):
         value = torch.tensor(leaf, dtype=torch.float64)
     elif isinstance(leaf, int | np.generic | np.ndarray):
-        try:
-            with suppress(TypeError):  # of what torch has no type for, it stays what it is
-                value = torch.as_tensor(leaf)
-        except (OverflowError, RuntimeError, ValueError) as error:  # of an int that int64 does not hold
-            raise _too_large("run.evaluate", "a larger number", MOST) from error
+        with suppress(TypeError, OverflowError, RuntimeError, ValueError):  # it stays what it is
+            value = torch.as_tensor(leaf)
     is_dense = isinstance(value, Tensor) and value.layout is torch.strided
     if not is_dense or value.is_quantized or value.is_meta or value.is_complex():
         raise UsageError(
@@ -94,13 +72,4 @@ def _widened(leaf: Any) -> Tensor:
             f"{type(leaf).__name__} in it; return real sums over the samples of the batch"
         )
     wide: Tensor = value.detach().to(torch.float64 if value.is_floating_point() else torch.int64)
-    if value.dtype is torch.uint64 and bool((wide < 0).any()):
-        raise _too_large("run.evaluate", "a larger number", MOST)
     return wide
-
-
-def _too_large(call: str, found: str, limit: int) -> UsageError:
-    return UsageError(
-        f"{call}: whole numbers are added exactly, in 64 bits: expected at most {limit} in each part, so that the sum fits, found {found}; "
-        "return it as a float, or as x // 2**32 and x % 2**32"
-    )

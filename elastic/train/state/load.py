@@ -12,7 +12,7 @@ name is stale in a calm run and after a restart alike.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -253,14 +253,3 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
             if json.dumps(each) != json.dumps(its):
                 return _first_difference(f"{path}.{name}", each, its)
     return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
-
-
-def storages(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, str]:
-    """By name, of each tensor of these objects: the first that has a part of its memory."""
-    first: dict[int, str] = {}
-    wanted = set(names)
-    return {
-        name: first.setdefault(each.untyped_storage().data_ptr(), name)
-        for name, each in sorted(tensors.items())
-        if each.numel() and name.split(".")[0] in wanted
-    }

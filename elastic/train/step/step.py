@@ -27,7 +27,6 @@ from elastic.observe.step_line import OWN_NAMES
 from elastic.proof.audit import Call, Compute, StepAudit
 from elastic.system.silence import Phase
 from elastic.train import refuse
-from elastic.train.evaluate.summands import check_fits, extremes
 from elastic.train.misuse import public
 from elastic.train.state.unsaved import Scaler
 from elastic.train.step.buffers import Contents
@@ -158,9 +157,6 @@ class Step:
         copies = {
             shard: output.detach().to(dtype, copy=True).contiguous() for shard, output in outputs.items()
         }
-        if form.dtype in INTEGERS:
-            whole = [extremes(output.detach().to(torch.int64)) for output in outputs.values()]
-            check_fits(whole, self.shards, "step.sum")
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
