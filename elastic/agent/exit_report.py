@@ -84,7 +84,8 @@ def _complete(parts: AgentParts, newest: CommitRecord | None) -> list[str]:
     if not settings.imports_library:
         if is_first:
             parts.log.record(RunFinished(steps=0, epochs=0, digest=""))
-        return [f"complete; elastic-train report {run.url} shows its restarts; logs are in {run.logs}"]
+        what = f"complete; elastic-train report {run.url} shows its restarts; logs are in {run.logs}"
+        return [*parts.faults.unreached(0), what]
     try:
         events = read_events(run.events)
     except OSError as error:

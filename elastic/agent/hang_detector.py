@@ -34,8 +34,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from elastic.events import HangDetected
-from elastic.system.control_page import Heartbeat
-from elastic.system.silence import Phase, Silence
+from elastic.system.silence import Heartbeat, Phase, Silence
 
 MIN_LIMIT_S = 10.0
 MAX_LIMIT_S = 1800.0

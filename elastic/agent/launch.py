@@ -45,9 +45,9 @@ from elastic.rendezvous.store_socket import StoreSockets
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
+from elastic.system.files import scratch_folder
 from elastic.system.leave_deadline import LeavePage, Share
 from elastic.system.output import print_if_read
-from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig

@@ -31,8 +31,8 @@ from elastic.storage.store import read_small
 from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
+from elastic.system.files import scratch_folder
 from elastic.system.fork_protocol import StartRequest
-from elastic.system.scratch import scratch_folder
 from elastic.system.untrusted import printable
 
 PREFLIGHT_S, LOOK_S = 600.0, 1.0
@@ -64,7 +64,7 @@ def check_command(options: Options) -> None:
     nproc = None if options.nproc_per_node == "auto" else options.nproc_per_node
     if nproc is not None and nproc > MAX_WORKERS:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
-    check_faults(options, nproc)
+    plan.parse(options.faults or "")
     if options.fresh:
         _check_not_requeued(NodeScheduled.by_slurm(environment.variables()))
     run = RunDir.parse(options.run_dir)
@@ -112,15 +112,6 @@ def address_of(options: Options) -> str:
     return address
 
 
-def check_faults(options: Options, nproc: int | None, *, is_plain: bool = False) -> None:
-    """Raises UsageError for a fault plan that names nodes or workers which the run cannot have.
-
-    nproc: None as long as it is not known, which takes torch where it is the number of GPUs.
-    """
-    faults = plan.parse(options.faults or "")
-    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, is_plain=is_plain)
-
-
 def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) -> tuple[Identity | None, bool]:
     """(what the recipe declares, None for a script without the library; whether the run begins).
 
@@ -129,7 +120,6 @@ def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) ->
     """
     recipe = Path(options.recipe)
     is_plain = not imports_library(recipe)
-    check_faults(options, nproc, is_plain=is_plain)
     if is_plain:
         if options.from_ is not None:
             raise UsageError(

@@ -12,7 +12,7 @@ cut network, no full disk, no lost machine. The tests in containers (tests/clust
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -185,27 +185,6 @@ def _fault(words: str) -> Fault | None:
             action=Action(kind=kind, amount=amount, target=target),
         )
     return None
-
-
-def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_plain: bool = False) -> None:
-    """Check that a run of at most `nodes` nodes with `nproc` workers each can reach every place.
-
-    `nproc` is None while it is not known. Raises UsageError for a fault that can never be injected.
-    """
-    ranks = None if nproc is None else nodes * nproc
-    for fault in faults:
-        at = fault.trigger
-        if isinstance(at, AtIntervals):
-            continue
-        kind, most = ("node", nodes) if at.point == NODE else ("rank", ranks)
-        if most is not None and at.who >= most:
-            raise UsageError(
-                f"fault plan: expected a {kind} from 0 to {most - 1} (--max-nodes {nodes}), found {at.who} in {fault.text!r}"
-            )
-        if is_plain:
-            raise UsageError(
-                f"fault plan: expected a recipe with steps, checkpoints and restores for {fault.text!r}, found a script that does not import the library"
-            )
 
 
 def unreached(faults: Sequence[Fault], last_step: int) -> list[str]:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from elastic.system.memory_limit import available_bytes
+from elastic.system.processes import available_bytes
 from elastic.system.untrusted import decode, parse_json
 
 PAGE = 4096

@@ -11,11 +11,10 @@ and each worker its own heartbeat and votes. The page vanishes with the agent. I
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-from elastic.system.silence import Phase
+from elastic.system.silence import Heartbeat, Phase
 
 SIZE_BYTES = 8192
 # The page is a table of words, eight in a row. Rows 0 and 1 belong to the node; each worker has one
@@ -35,19 +34,6 @@ class Settled(IntEnum):
     NOT = 0
     ELSEWHERE = 1  # this node was not at fault
     HERE = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """What one worker shows of itself.
-
-    `step` is the last step that it finished in this generation (0 before its first); `beats` is a
-    counter that grows while it moves.
-    """
-
-    step: int
-    phase: Phase
-    beats: int
 
 
 class _Word(Generic[T]):

@@ -9,11 +9,15 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from elastic.errors import UsageError
 
 _SYNC_FILE_RANGE_WRITE = 2
 _LIBC = ctypes.CDLL(None)
@@ -230,3 +234,23 @@ def _draft(path: Path, draft: Path | None = None) -> Iterator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(kind: str = "") -> Iterator[Path]:
+    """A new folder, which is removed at the end. kind: a word for its name. Raises UsageError."""
+    folder = open_scratch(kind)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_scratch(kind: str = "") -> Path:
+    """Raises UsageError."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"elastic-{kind}"))
+    except OSError as error:
+        raise UsageError(
+            f"expected to write to a temporary folder, found that it fails ({error}); set TMPDIR to a folder that this user may write"
+        ) from error

@@ -44,3 +44,16 @@ class Phase(IntEnum):
     BETWEEN = 3  # the recipe's own code: before and after the sums of a step, evaluation, loading
     SAVE = 4  # copying or comparing the state, or waiting for the last commit
     AFTER = 5  # the recipe's own code after the last step is saved, which may take any time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """What one worker shows of itself.
+
+    `step` is the last step that it finished in this generation (0 before its first); `beats` is a
+    counter that grows while it moves.
+    """
+
+    step: int
+    phase: Phase
+    beats: int

@@ -13,8 +13,7 @@ from typing import Any
 
 from elastic.config.parent import new_run_from
 from elastic.data import random_streams
-from elastic.data.data import Data, check_dataset, check_loading
-from elastic.data.loader import Batch, BatchLoader, Loader
+from elastic.data.loader import Batch, BatchLoader, Data, Loader, check_dataset, check_loading
 from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling, whole_number
 from elastic.errors import ElasticError, UsageError

@@ -38,7 +38,7 @@ from elastic.system import forked_child, interrupt, worker_error
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
-from elastic.system.scratch import open_scratch
+from elastic.system.files import open_scratch
 from elastic.system.untrusted import printable
 from elastic.train.groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.system.control_page import MAX_WORKERS, ControlPage, Heartbeat, Settled
-from elastic.system.silence import Phase
+from elastic.system.control_page import MAX_WORKERS, ControlPage, Settled
+from elastic.system.silence import Heartbeat, Phase
 
 
 @given(st.dictionaries(st.integers(0, MAX_WORKERS - 1), st.integers(0, 2**63 - 1)), st.booleans())

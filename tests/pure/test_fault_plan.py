@@ -17,7 +17,6 @@ from elastic.faults.plan import (
     At,
     AtIntervals,
     Kind,
-    check_fits,
     parse,
     unreached,
 )
@@ -105,32 +104,6 @@ def test_any_text_is_a_plan_or_a_usage_error(text):
         parse(text)
     except UsageError:
         return
-
-
-OF_RANKS = ("step 1 rank {}: kill", "generation 1 rank {} restore: kill")
-OF_NODES = ("step 1 node {}: kill",)
-
-
-@pytest.mark.parametrize("line", [*OF_RANKS, *OF_NODES])
-def test_a_fault_of_the_last_rank_fits_and_no_further_one(line):
-    """Where the number of workers is not known yet, no rank is refused."""
-    most = 3 if line in OF_RANKS else 1
-    check_fits(parse(line.format(most)), nodes=2, nproc=2)
-    with pytest.raises(UsageError, match=f"from 0 to {most} .*found {most + 1}"):
-        check_fits(parse(f"step 1: kill\n{line.format(most + 1)}"), nodes=2, nproc=2)
-    if line in OF_RANKS:
-        check_fits(parse(line.format(999)), nodes=2, nproc=None)
-
-
-def test_a_script_without_the_library_reaches_no_step():
-    """Its processes can be killed at random; it has no steps."""
-    for line in MEANINGS:
-        plan = parse(line)
-        if line.startswith("every"):
-            check_fits(plan, nodes=9, nproc=1, is_plain=True)
-        else:
-            with pytest.raises(UsageError, match="does not import the library"):
-                check_fits(plan, nodes=9, nproc=1, is_plain=True)
 
 
 @given(st.integers(0, 10**6))

@@ -2,12 +2,14 @@
 
 import errno
 import os
+import tempfile
 from contextlib import suppress
 
 import pytest
 
+from elastic.errors import UsageError
 from elastic.system import files
-from elastic.system.files import create_whole, new_file, replace_whole
+from elastic.system.files import create_whole, new_file, replace_whole, scratch_folder
 
 
 def names(folder):
@@ -74,3 +76,14 @@ def test_a_new_file_appears_whole_and_takes_no_taken_name(tmp_path):
         raise RuntimeError
     assert path.read_bytes() == b"second"
     assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_goes_at_its_end_and_no_place_for_it_is_named(tmp_path, monkeypatch):
+    """That it was removed, say."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder("preflight-") as ours:
+        (ours / "errors").mkdir()
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(UsageError, match=r"gone.*set TMPDIR"), scratch_folder():
+        pass

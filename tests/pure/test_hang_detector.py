@@ -16,8 +16,7 @@ from elastic.agent.hang_detector import (
     HangDetector,
     WorkerSample,
 )
-from elastic.system.control_page import Heartbeat
-from elastic.system.silence import Phase
+from elastic.system.silence import Heartbeat, Phase
 
 FOREVER_S = 1e6
 

@@ -8,8 +8,7 @@ import torch
 from orders import order_of
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from elastic.data.data import Data, check_dataset
-from elastic.data.loader import Loader
+from elastic.data.loader import Data, Loader, check_dataset
 from elastic.errors import UsageError
 from elastic.train.run import Run
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elastic.snapshot.slots import FORMAT, INFO_LIMIT_BYTES, MAGIC, PAGE, SnapshotInfo, SnapshotSlots
-from elastic.system.memory_limit import available_bytes
+from elastic.system.processes import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
 SLOTS = st.integers(0, 2)
