@@ -31,8 +31,7 @@ def refused(drill):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--nproc-pernode", "2"], "did you mean --nproc-per-node?"),
-        (["--faults", "step 3 rank 1: kill"], "expected a rank from 0 to 0"),
+        (["--faults", "step 3 rank 1: stop"], "fault plan, line 1: expected step N"),
         (["--nproc-per-node", "5"], "expected at most as many workers as shards (4)"),
         (["--run-dir", "a-file"], "a-file/run.json, found"),
         (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
