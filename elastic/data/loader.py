@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elastic.data.loading_processes import KeyedBatches, default_collate, load_in_processes, slices_ahead
@@ -227,8 +226,6 @@ def to_device(value: Any, device: torch.device) -> Any:
     """The value, with all tensors in its tuples, lists and dicts moved to `device`."""
     if isinstance(value, Tensor):
         return for_copy(value, device).to(device, non_blocking=True)
-    if isinstance(value, PackedSequence):  # its batch sizes stay on the host
-        return value.to(device, non_blocking=True)  # type: ignore[arg-type]  # typed for a dtype only
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ from itertools import count
 import pytest
 import torch
 from saved_state import saved
-from steps import BATCH, CLASSES, FEATURES, SAMPLES, samples, steps
+from steps import BATCH, CLASSES, FEATURES, SAMPLES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils import clip_grad_norm_
@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import elastic
-from elastic.data.order import Tail
 from elastic.proof.audit import StepAudit
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
@@ -125,19 +124,6 @@ def line_search():
             return step.mean_loss(entropy(net))
 
         optimizer.step(closure)
-
-    return State(net=net, optimizer=optimizer), body
-
-
-@recipe(dataset=[samples()[index] for index in range(19)], batch=8, tail=Tail.PAD, epochs=2)
-def few_samples():
-    """A list of 19 samples, one of them in each shard; the last batch of an epoch is filled up."""
-    net = perceptron()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
-
-    def body(step):
-        step.mean_loss(entropy(net))
-        optimizer.step()
 
     return State(net=net, optimizer=optimizer), body
 

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from orders import order_of
-from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data import random_streams
-from elastic.data.loader import Batch, Loader, for_copy, to_device
+from elastic.data.loader import Batch, Loader, for_copy
 from elastic.errors import UsageError
 from elastic.reduce.tree import span
 
@@ -219,13 +218,6 @@ def test_draws_of_a_batch_belong_to_its_samples():
     assert torch.equal(torch.cat([first, second], 1), batch([4, 7]).uniform(3))
     assert torch.equal(batch([1, 7, 9]).uniform(2)[1], first[1])
     assert not torch.equal(batch([4, 7], epoch=1).uniform(2), first)
-
-
-def test_a_packed_sequence_keeps_its_batch_sizes_on_the_host():
-    """They are a tensor, and torch takes them from the host only."""
-    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    (moved,) = to_device((packed,), torch.device("meta"))
-    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
 
 
 def test_plain_tensors_are_pinned_for_a_gpu_and_nothing_else_is(monkeypatch):

@@ -93,17 +93,6 @@ def test_blocks_are_what_a_stack_is_left_with(start, length):
     assert sorted(left) == list(blocks(own))
 
 
-@given(st.integers(1, 64))
-def test_a_stack_holds_few_vectors_at_once(length):
-    """Memory: a rank with n leaves must never hold more than one partial sum for each level of the
-    tree.
-    """
-    stack = Stack(add)
-    for leaf in range(length):
-        stack.push(Block(leaf, 1), np.float32(1))
-        assert len(stack.parts) <= length.bit_length()
-
-
 @pytest.mark.parametrize("missing", [0, 2, 5])
 def test_a_missing_leaf_fails_an_assertion(missing):
     """A sum over fewer leaves than there are would train on, silently wrong."""
