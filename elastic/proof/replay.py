@@ -9,11 +9,8 @@ It does not compare steps that were done once, nor what a step leaves that no la
 A difference says that two processes differ, and not which of them was right.
 """
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from elastic.data.record import DataRecord, has_same_steps
 from elastic.divergence import Divergence
@@ -22,8 +19,8 @@ from elastic.events import ReplayDiffered
 from elastic.observe.log import EventLog, read_rare
 from elastic.observe.metrics import Rewound
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
-from elastic.proof.evidence import Evidence, differences
 from elastic.proof.step_again import no_determinism
+from elastic.system.untrusted import finite
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
 from elastic.train.state.restore import ResumePoint
@@ -34,7 +31,7 @@ class FirstTime:
     """What a step gave when `generation` did it. loss: None where it is not finite."""
 
     step: int
-    evidence: Evidence
+    chain: str
     loss: float | None
     generation: int
 
@@ -66,7 +63,7 @@ class ReplayCheck:
         Raises ReplayDiffers on every rank where it differs and nothing excuses it.
         """
         first = self._steps.pop(line.step, None)
-        if first is None or not differences(first.evidence, evidence_of(line)):
+        if first is None or first.chain == line.chain:
             return
         self._steps = {}  # a chain value stays another one
         now, excuse = finite(line.loss), ""
@@ -147,31 +144,14 @@ def first_times(
     if not begins_alike:
         return []
     return [
-        FirstTime(
-            step=line.step,
-            evidence=evidence_of(line),
-            loss=finite(line.loss),
-            generation=line.generation,
-        )
+        FirstTime(step=line.step, chain=line.chain, loss=finite(line.loss), generation=line.generation)
         for line in dropped
         if isinstance(line.chain, str) and line.generation > ended and not _is_doubtful(line, known)
     ]
 
 
-def evidence_of(line: StepLine) -> Evidence:
-    return Evidence({"the losses so far": str(line.chain)})
-
-
 def _is_doubtful(line: StepLine, known: Divergence | None) -> bool:
     return known is not None and line.generation == known.generation and line.step > known.agreed
-
-
-def finite(loss: Any) -> float | None:
-    """The loss of a line, which may hold anything, where it is a finite number."""
-    with suppress(OverflowError):
-        if isinstance(loss, (int, float)) and math.isfinite(loss):
-            return float(loss)
-    return None
 
 
 def _text(loss: float | None) -> str:

@@ -112,16 +112,17 @@ def in_turn(first: int):
         ),
         (scheduled(in_turn(3)), scheduled(in_turn(5)), "scheduler[0].step_size is 3 there and 5 here"),
         (adam(), scheduled(lambda o: StepLR(o, 5)), "no entry scheduler there"),
-        (adam(), lambda _: adam()(net(1, width=5)), "model.0.bias is float32 [4] there and float32 [5] here"),
-        (
-            adam(),
-            lambda model: adam()(nn.Sequential(*model, nn.Linear(2, 2))),
-            "model.3.bias is nothing there and float32 [2] here",
-        ),
+        (adam(), lambda _: adam()(net(1, width=5)), "size mismatch for 0.weight"),
+        (adam(), lambda model: adam()(model.double()), "model.0.bias: saved torch.float32 [4]"),
         (
             adam(),
             lambda model: {"model": model, "optimizer": AdamW(model[0].parameters(), lr=0.1)},
-            "optimizer.param_groups[0] has 6 parameters there and 2 parameters here",
+            "that doesn't match the size of optimizer's group",
+        ),
+        (
+            adam(),
+            lambda model: {"model": model, "optimizer": AdamW([{"params": [p]} for p in model.parameters()])},
+            "different number of parameter groups",
         ),
         (
             adam(),

@@ -21,7 +21,6 @@ from elastic.proof.replay import (
     Replay,
     ReplayCheck,
     begin_replay,
-    evidence_of,
     first_times,
 )
 from elastic.system.clock import SystemClock
@@ -110,12 +109,7 @@ def replays(member, folder, excuse, is_deterministic, chains):
     """
     groups = groups_of(member)
     is_first = member.rank == 0
-    told = [
-        FirstTime(
-            step=s, evidence=evidence_of(StepLine(step=s, chain=f"chain {s}")), loss=s / 10, generation=1
-        )
-        for s in (9, 10, 11)
-    ]
+    told = [FirstTime(step=s, chain=f"chain {s}", loss=s / 10, generation=1) for s in (9, 10, 11)]
     begun = groups.from_rank0(Replay(restored=8, steps=told if is_first else [], excuse=excuse))
     log = EventLog(Path(folder, "events.jsonl"), node="n", clock=SystemClock()) if is_first else None
     check = ReplayCheck(begun, "runs/x", log)

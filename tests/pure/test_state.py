@@ -4,9 +4,8 @@ import copy
 import math
 import random
 import re
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from enum import IntEnum
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,13 +150,11 @@ Point = namedtuple("Point", "x")  # noqa: PYI024 - the plain kind, as recipes ha
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (object(), "the tensors, numbers and strings in it"),
-        ({1, 2}, r"sorted\(x\)"),
-        (np.zeros(2), r"torch\.from_numpy\(x\)"),
-        (Colour.RED, "x.value"),
-        (Point(1), r"tuple\(x\)"),
-        (defaultdict(int), r"dict\(x\)"),
-        (torch.Generator(), r"x\.get_state\(\)"),
+        (object(), "found builtins.object .* the tensors, numbers and strings in it"),
+        (np.zeros(2), "found numpy.ndarray"),
+        (Colour.RED, "Colour"),
+        (Point(1), "Point"),
+        (defaultdict(int), "defaultdict"),
         (torch.eye(2).to_sparse(), "convert it"),
         (torch.zeros(2, device="meta"), "without values"),
         (torch.zeros(2, requires_grad=True) * 2, "part of a graph"),
@@ -291,13 +288,10 @@ def test_a_name_for_a_part_of_a_value_survives_a_load():
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (Colour.RED, "found Colour; keep x.value"),
-        ({1, 2}, "found set; keep sorted(x)"),
-        (Path("a"), "found PosixPath; keep str(x)"),
-        (deque([1]), "found deque; keep list(x)"),
-        (Counter("a"), "found Counter; keep dict(x)"),
-        (torch.Size([2]), "found Size; keep tuple(x)"),
-        (object(), "an object of its own with state_dict"),
+        (Colour.RED, "found Colour"),
+        ({1, 2}, "found set"),
+        (Counter("a"), "found Counter"),
+        (torch.Size([2]), "found Size"),
         ({None: 1}, "keep a list of pairs"),
         ({"ndarray": 1}, "keep a list of pairs"),
         (np.array(["a", None]), "ndarray of object"),
@@ -354,7 +348,7 @@ def test_weights_come_back_as_load_state_dict_wants_them():
     load of the best weights at the end of the run a raw error.
     """
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    with pytest.raises(UsageError, match=re.escape("OrderedDict; keep dict(x)")):
+    with pytest.raises(UsageError, match=re.escape("OrderedDict; keep its content, as dict(x)")):
         Values(best=model.state_dict())
     values = Values(best=dict(model.state_dict()))
     State(values=(fresh := Values(best={}))).load(State(values=values).flatten())

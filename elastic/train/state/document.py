@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
-from elastic.train.state.values import Values, instead
+from elastic.train.state.values import Values
 
 # By the name that the document has for them. torch's MultiStepLR has a Counter.
 _LISTS: dict[str, Any] = {"list": list, "tuple": tuple}
@@ -74,10 +74,9 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties:
         items = [[key, inner(item, key)] for key, item in value.items()]
         is_of_module = hasattr(value, "_metadata")
         return {"module": [items, layer_versions(value)]} if is_of_module else {kind.__name__: items}
-    given = instead(value) or "the tensors, numbers and strings in it"
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}.{kind.__qualname__} (x), which only pickle could keep; "
-        f"give {given} in state_dict, and make it of that in load_state_dict"
+        "give the tensors, numbers and strings in it, and make it of them in load_state_dict"
     )
 
 

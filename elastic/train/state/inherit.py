@@ -104,9 +104,8 @@ class Inheritance:
 
 MOST_NOTED = 4  # numbers of one entry
 _GROUPS = "param_groups"
-_OF_PARAMETERS = {"params", "param_names"}
-# What schedulers add to the groups.
-_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+# What schedulers, and parameters with names, add to the groups.
+_OF_SCHEDULERS = {"param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 # The entries of a scheduler's state that its steps change.
 _POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"}
 _POSITION |= {"T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"}
@@ -146,17 +145,18 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
         theirs = decode(saved.document[name], lambda entry, _: saved.tensors[entry])
         ours, words = thing.state_dict(), list[str]()
         is_fitted = isinstance(thing, Optimizer) and _GROUPS in ours
-        if isinstance(thing, nn.Module):
-            words = _other_tensors(name, theirs, ours)
-        elif isinstance(thing, LRScheduler):
+        if isinstance(thing, LRScheduler):
             words = _other_constants(name, theirs, ours)
-        elif not is_fitted:
+        elif not is_fitted and not isinstance(thing, nn.Module):
             notes += _notes("as it was saved", changes(*(dict(settings_in(v, name)) for v in (theirs, ours))))
-        elif not (words := _other_groups(name, theirs, ours)):
+        elif is_fitted and not (words := _other_groups(name, theirs, ours)):
             goes_on = {key for each in schedulers if each.optimizer is thing for key in _set_by(each)}
             groups = [
-                here | {key: there[key] for key in goes_on & there.keys() & here.keys()}
-                for there, here in zip(theirs[_GROUPS], ours[_GROUPS], strict=True)
+                # Other parameters, or more groups, are refused by the load.
+                here | {key: there[key] for key in (goes_on & here.keys() | {"params"}) & there.keys()}
+                for there, here in zip_longest(
+                    theirs[_GROUPS], ours[_GROUPS][: len(theirs[_GROUPS])], fillvalue={}
+                )
             ]
             theirs[_GROUPS], there = groups, {_GROUPS: theirs[_GROUPS]}
             built = dict(settings_in({_GROUPS: groups}, name))
@@ -182,20 +182,6 @@ def _notes(what: str, found: list[str]) -> list[str]:
     return [f"{what}: {'; '.join(found[:MOST_NOTED])}{more}"] if found else []
 
 
-def _other_tensors(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    return [
-        f"{name}.{key} is {there} there and {here} here"
-        for key in sorted(theirs.keys() | ours.keys())
-        if (there := _form(theirs.get(key))) != (here := _form(ours.get(key)))
-    ]
-
-
-def _form(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return "nothing" if value is None else type(value).__name__
-
-
 def _other_constants(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     words = []
     for key in sorted(theirs.keys() | ours.keys()):
@@ -217,16 +203,11 @@ def _is_equal(there: Any, here: Any) -> bool:
 
 
 def _other_groups(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    words = []
-    groups = zip_longest(theirs[_GROUPS], ours[_GROUPS], fillvalue=dict[str, Any]())
-    for number, pair in enumerate(groups):
-        sizes = [f"{len(each.get('params', ()))} parameters" for each in pair]
-        # Another version of torch has more hyperparameters, and another optimizer has others.
-        only = [
-            ", ".join(sorted(one.keys() - other.keys() - _OF_SCHEDULERS - _OF_PARAMETERS))
-            for one, other in (pair, pair[::-1])
-        ]
-        there, here = sizes if sizes[0] != sizes[1] or not all(only) else only
-        if there != here:
-            words.append(f"{name}.{_GROUPS}[{number}] has {there} there and {here} here")
-    return words
+    """Another version of torch has more hyperparameters; another optimizer has others."""
+    there, here = (
+        {key for group in each[_GROUPS] for key in group} - _OF_SCHEDULERS for each in (theirs, ours)
+    )
+    if there <= here or here <= there:
+        return []
+    only = [", ".join(sorted(keys)) for keys in (there - here, here - there)]
+    return [f"{name}.{_GROUPS} has {only[0]} there and {only[1]} here"]

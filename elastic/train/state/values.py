@@ -9,10 +9,7 @@ It does not make ranks agree: a value that is computed from a rank's own data di
 and the comparison of states finds that.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from enum import Enum
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -25,30 +22,6 @@ from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
 _ARRAY = "ndarray"  # the only key of the dict that stands for an array in a state
-
-# What to keep in the place of a value of this kind; the first that fits.
-_INSTEAD: tuple[tuple[Any, str], ...] = (
-    (Enum, "x.value"),
-    (set | frozenset, "sorted(x)"),
-    (PurePath | torch.dtype | torch.device, "str(x)"),
-    (bytes | bytearray | deque | range, "list(x)"),
-    (torch.Generator, "x.get_state()"),
-    (np.random.Generator, "x.bit_generator.state"),
-    (np.ndarray, "torch.from_numpy(x)"),
-    (np.generic, "x.item()"),
-    (tuple, "tuple(x)"),
-    (dict, "dict(x)"),
-    (int, "int(x)"),
-    (str, "str(x)"),
-)
-
-
-def instead(value: object) -> str:
-    """An expression in x that is the content of the value and can be kept; "" where none is known.
-
-    It does not promise to keep all that an instance of a subclass has.
-    """
-    return next((words for kind, words in _INSTEAD if isinstance(value, kind)), "")
 
 
 class UnknownValue(UsageError, AttributeError):  # noqa: N818
@@ -162,14 +135,12 @@ def _encoded(value: Any, place: str) -> Any:
         return value
     if is_array and _is_number(value.dtype):  # a number is an array without dimensions
         return {_ARRAY: torch.from_numpy(np.asarray(value))}
-    found, keep = type(value).__name__, instead(value)
+    found = type(value).__name__
     if isinstance(value, Tensor | np.ndarray | np.generic):
-        found, keep = f"{found} of {value.dtype}", "x of another dtype, such as int64"
-        if isinstance(value, Tensor) and value.grad_fn is not None:
-            found, keep = "a tensor that is part of a graph", "x.detach()"
+        found += " that is part of a graph" if getattr(value, "grad_fn", None) else f" of {value.dtype}"
     raise UsageError(
-        f"Values: expected numbers, strings, tensors, arrays of numbers, or lists, tuples and dicts of them at {place}, found {found}; "
-        f"keep {keep or 'what it holds in an object of its own with state_dict and load_state_dict'}"
+        f"Values: expected numbers, strings, tensors, arrays, or lists, tuples and dicts of them at {place}, found {found}; "
+        "keep its content, as dict(x), x.item() or x.detach(), or give an object with state_dict"
     )
 
 
