@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 from elastic.config import environment
 from elastic.config.options import CloudName, Options
-from elastic.system.untrusted import decode, fits, parse_json, pattern
+from elastic.system.untrusted import fits, parse_json, pattern
 
 # The shortest notice is of thirty seconds.
 FILE_EVERY_S, CLOUD_EVERY_S, COMMAND_EVERY_S = 0.04, 2.0, 5.0
@@ -166,9 +166,7 @@ def _ask_aws(host: str) -> str | None:
     except FileNotFoundError:
         return None
     found = parse_json(text)
-    if not isinstance(found, dict) or not fits(found.get("action"), _SHORT_TEXT):
-        raise ValueError(f"expected an action in spot/instance-action, found {text!r:.80}")
-    return f"{found['action']} at {_shown(found.get('time')) or 'an unknown time'}"
+    return f"{_short(found['action'])} at {_shown(found.get('time')) or 'an unknown time'}"
 
 
 def _ask_gcp(host: str) -> str | None:
@@ -177,18 +175,6 @@ def _ask_gcp(host: str) -> str | None:
     if text.upper() not in ("TRUE", "FALSE"):
         raise ValueError(f"expected TRUE or FALSE in instance/preempted, found {text!r:.80}")
     return "preempted" if text.upper() == "TRUE" else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzureEvent:
-    EventType: str
-    Resources: tuple[str, ...]
-    NotBefore: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzureEvents:
-    Events: tuple[AzureEvent, ...]
 
 
 def _ask_azure(host: str) -> str | None:
@@ -201,12 +187,12 @@ def _ask_azure(host: str) -> str | None:
     headers, name = {"Metadata": "true"}, "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
     machine = _short(_answer(host, name, headers)).casefold()
     text = _answer(host, "/metadata/scheduledevents?api-version=2020-07-01", headers)
-    for event in decode(AzureEvents, text, what="scheduledevents", exact=False).Events:
+    for event in parse_json(text)["Events"]:
         # Freeze, Reboot and Redeploy leave the VM where it is.
-        is_here = machine in map(str.casefold, event.Resources)
-        if is_here and event.EventType in ("Preempt", "Terminate"):
-            when = _shown(event.NotBefore)  # empty where it has begun
-            return event.EventType + (f", not before {when}" if when else "")
+        is_here, kind = machine in map(str.casefold, event["Resources"]), event["EventType"]
+        if is_here and kind in ("Preempt", "Terminate"):
+            when = _shown(event.get("NotBefore"))  # empty where it has begun
+            return f"{kind}, not before {when}" if when else str(kind)
     return None
 
 

@@ -45,7 +45,7 @@ from elastic.rendezvous.store_socket import StoreSockets
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import Clock, SystemClock, timestamp
-from elastic.system.files import listing, sync_folder
+from elastic.system.files import listing
 from elastic.system.untrusted import printable
 
 C10D_GROUP = "run"  # by default
@@ -135,7 +135,13 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         found = meeting_place.newest(run, clock)
         if found is None or found[1] != ours:
             raise UsageError("another command took it over while this one stood still")
-        _rename(run, aside)
+        # The group's state stays: its versions and generations go on counting, so that a process of
+        # the old run that wakes up late finds itself fenced, and puts no state of its own in their
+        # place.
+        run.local.rename(aside)
+        if (aside / run.rendezvous.name).exists():
+            run.local.mkdir(exist_ok=True)
+            (aside / run.rendezvous.name).rename(run.rendezvous)
     except (ElasticError, OSError) as error:
         raise UsageError(
             f"expected to rename the run directory {run.url}, found: {error}; what was moved by then is in {aside}. Give the"
@@ -145,20 +151,6 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
         for folder in (run.local, aside):  # the old run may go on there, under its new name
             with suppress(ElasticError, OSError):
                 meeting_place.release(RunDir.parse(str(folder)), ours, clock)
-
-
-def _rename(run: RunDir, aside: Path) -> None:
-    # The group's state stays: its versions and generations go on counting, so that a process of the
-    # old run that wakes up late finds itself fenced, and puts no state of its own in their place.
-    run.local.rename(aside)
-    if (aside / run.rendezvous.name).exists():
-        run.local.mkdir(exist_ok=True)
-        (aside / run.rendezvous.name).rename(run.rendezvous)
-        sync_folder(aside)
-        sync_folder(run.local)
-    # Before the new run writes anything: what it commits and syncs below a name that a power cut
-    # takes back would be lost, and the old run would be there again.
-    sync_folder(run.local.parent)
 
 
 # Where do its nodes meet?
