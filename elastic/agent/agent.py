@@ -32,7 +32,6 @@ from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.store_socket import StoreSockets
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
-from elastic.system.control_page import Settled
 from elastic.system.leave_deadline import Share
 
 WORKER_POLL_S = 0.02
@@ -235,17 +234,9 @@ class NodeAgent:
         )
 
     def _settle_divergence(self) -> None:
-        """The workers agree again: forget the difference, and say it if it was this node's."""
-        parts = self._parts
-        settled, parts.page.settled = parts.page.settled, Settled.NOT
-        if settled is Settled.NOT or (known := self._divergence) is None:
-            return
-        self._divergence = None
-        if settled is Settled.HERE:
-            parts.console.print_line(
-                f"this node computed something else at step {known.step}: if it does so again, test its memory and"
-                " processors, or replace it"
-            )
+        """The workers agree again, and have said whose difference it was."""
+        if self._parts.page.is_settled:
+            self._parts.page.is_settled, self._divergence = False, None
 
     # The workers of a generation.
 

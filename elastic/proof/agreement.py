@@ -25,7 +25,7 @@ from elastic.events import DivergenceDetected, DivergenceJudged
 from elastic.observe.log import EventLog
 from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
-from elastic.system.control_page import ControlPage, Settled
+from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import FlatState, state_evidence
 from elastic.train.state.snapshotting import Snapshotting
@@ -269,4 +269,4 @@ class Agreement:
                 f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read what another process changed (a file, a clock)"
             )
         if comparison.groups.local_rank == 0:
-            self.page.settled = Settled.HERE if comparison.node in nodes else Settled.ELSEWHERE
+            self.page.is_settled = True

@@ -3,7 +3,7 @@
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
 Agent and workers write the drain request; the agent, where the memory for snapshots is, and for
 what size there is none. Workers write how much of that memory they want, the step that they
-restored, the last one that all nodes keep in memory and how a difference between ranks was settled,
+restored, the last one that all nodes keep in memory, whether a difference between ranks is settled,
 and each worker its own heartbeat and votes. The page vanishes with the agent. It needs Linux
 (memfd, /proc).
 """
@@ -11,7 +11,6 @@ and each worker its own heartbeat and votes. The page vanishes with the agent. I
 import mmap
 import os
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Generic, TypeVar
 
 from elastic.system.silence import Heartbeat, Phase
@@ -26,14 +25,6 @@ STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
 # enough: by the time of the second one, all ranks' sums have told about the first.
 VOTES = (4, 6)
 T = TypeVar("T", bound=int)
-
-
-class Settled(IntEnum):
-    """How the difference between ranks that the agent handed to its workers was settled."""
-
-    NOT = 0
-    ELSEWHERE = 1  # this node was not at fault
-    HERE = 2
 
 
 class _Word(Generic[T]):
@@ -64,7 +55,7 @@ class ControlPage:
     drain = _Word(0, bool)
     wanted_bytes = _Word(1, int)
     _slots = _Word(2, int)
-    settled = _Word(3, Settled)
+    is_settled = _Word(3, bool)  # the difference that the agent handed to its workers
     refused_bytes = _Word(4, int)
     shared_step = _Word(5, int)
     restored_step = _Word(6, int)

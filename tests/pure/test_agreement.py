@@ -3,6 +3,7 @@ stopped, all of them, with the name of what differs.
 """
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from elastic.proof.agreement import Agreement, Comparison
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
-from elastic.system.control_page import ControlPage, Settled
+from elastic.system.control_page import ControlPage
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
 from elastic.train.state.flat import FlatState, checksum_of
@@ -158,8 +159,9 @@ def difference(votes, *, step=2, agreed=1):
 
 
 def judged(member, votes, redo_step):
-    """What the page of each node says once step 2 was done again; rank 0 was right in it."""
-    node = Node(member, difference(votes))
+    """Which nodes are judged once step 2 was done again; rank 0 was right in it."""
+    events = []
+    node = Node(member, difference(votes), SimpleNamespace(record=events.append))
     wanted = [node.agreement.is_wanted(step) for step in (1, 2, 3)]
     if redo_step:
         node.trains(redo_step, 2.0)
@@ -168,7 +170,7 @@ def judged(member, votes, redo_step):
         node.agreement.step = 2
         node.agreement.begin()
     right = vote_of(node.slots.whole()[0].info.checksum) if redo_step else 0
-    return [wanted, node.page.settled, right]
+    return [wanted, [each.nodes for each in events], node.page.is_settled, right]
 
 
 def test_the_redo_shows_which_node_was_wrong(ranks):
@@ -177,18 +179,18 @@ def test_the_redo_shows_which_node_was_wrong(ranks):
     that resumes behind it, since the workers died before they could say so, settles it by the
     votes.
     """
-    (_, _, right), _ = ranks.run(2, judged, [1, 2], 2)
-    here, elsewhere = Settled.HERE, Settled.ELSEWHERE
+    (*_, right), _ = ranks.run(2, judged, [1, 2], 2)
     for votes, redo_step, expected in (
-        ([right, 5], 2, [elsewhere, here]),
-        ([5, right], 2, [here, elsewhere]),
-        ([5, 6], 2, [here, here]),  # one of them, and no one can say which
-        ([1, 2], 1, [Settled.NOT] * 2),
-        ([1, 2], 0, [here, here]),
+        ([right, 5], 2, [["node1"]]),
+        ([5, right], 2, [["node0"]]),
+        ([5, 6], 2, [["node0", "node1"]]),  # one of them, and no one can say which
+        ([1, 2], 1, []),
+        ([1, 2], 0, [["node0", "node1"]]),
     ):
         answers = ranks.run(2, judged, votes, redo_step)
         assert [wanted for wanted, *_ in answers] == [[True, True, False]] * 2
-        assert [settled for _, settled, _ in answers] == expected
+        assert [nodes for _, nodes, *_ in answers] == [expected] * 2
+        assert [settled for *_, settled, _ in answers] == [bool(expected)] * 2
 
 
 def test_the_line_blames_a_machine_or_what_was_read(tmp_path, capsys):

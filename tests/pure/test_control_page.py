@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.system.control_page import MAX_WORKERS, ControlPage, Settled
+from elastic.system.control_page import MAX_WORKERS, ControlPage
 from elastic.system.silence import Heartbeat, Phase
 
 
@@ -57,10 +57,10 @@ def test_the_last_two_votes_of_each_worker_are_read(votes):
     for step, checksum in votes:
         page.vote(0, step, checksum)
     page.vote(MAX_WORKERS - 1, 5, 6)
-    page.settled = Settled.HERE
+    page.is_settled = True
     other = ControlPage.open(page.path)
     assert other.votes(0) == dict(votes[-2:])
     assert other.votes(MAX_WORKERS - 1) == {5: 6}
-    assert (other.step(0), other.votes(1), other.settled) == (7, {}, Settled.HERE)
+    assert (other.step(0), other.votes(1), other.is_settled) == (7, {}, True)
     page.clear()
-    assert (other.votes(0), other.settled) == ({}, Settled.NOT)
+    assert (other.votes(0), other.is_settled) == ({}, False)
