@@ -155,7 +155,7 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
                 # Other parameters, or more groups, are refused by the load.
                 here | {key: there[key] for key in (goes_on & here.keys() | {"params"}) & there.keys()}
                 for there, here in zip_longest(
-                    theirs[_GROUPS], ours[_GROUPS][: len(theirs[_GROUPS])], fillvalue={}
+                    theirs[_GROUPS], ours[_GROUPS][: len(theirs[_GROUPS])], fillvalue=dict[str, Any]()
                 )
             ]
             theirs[_GROUPS], there = groups, {_GROUPS: theirs[_GROUPS]}
