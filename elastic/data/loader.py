@@ -195,30 +195,22 @@ def check_dataset(dataset: Any, where: str) -> int:
             f"{where}: expected a dataset, found a DataLoader; pass its dataset (loader.dataset), with workers=... and "
             "collate=... where it has them: the run itself makes batches and shuffles"
         )
-    if isinstance(dataset, IterableDataset | dict) or not (
-        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    ):
-        raise UsageError(
-            f"{where}: expected a map-style dataset, with __len__ and __getitem__(number), found {type(dataset).__name__}; give the samples of a stream "
-            "numbers, such as an index of files and offsets, or load it into a list"
-        )
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise UsageError(
-            f"{where}: expected a dataset of a known length, found {type(dataset).__name__} ({error})"
-        ) from error
+    if hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset | dict):
+        with suppress(TypeError, NotImplementedError):
+            return len(dataset)
+    raise UsageError(
+        f"{where}: expected a map-style dataset, with __len__ and __getitem__(number), found {type(dataset).__name__}; give the samples of a stream "
+        "numbers, such as an index of files and offsets, or load it into a list"
+    )
 
 
 def check_loading(workers: Any, collate: Any, where: str) -> None:
     """Raises UsageError for what cannot say how samples are loaded. where: as above."""
-    if not isinstance(workers, Integral) or isinstance(workers, bool) or int(workers) < 0:
+    is_number = isinstance(workers, Integral) and not isinstance(workers, bool) and int(workers) >= 0
+    if not is_number or not (collate is None or callable(collate)):
         raise UsageError(
-            f"{where}: expected workers=, a number of loading processes from 0 on, found {workers!r}"
-        )
-    if collate is not None and not callable(collate):
-        raise UsageError(
-            f"{where}: expected collate=, a function of a list of samples, found {type(collate).__name__}"
+            f"{where}: expected workers=, a number of loading processes from 0 on, and collate=, a function of a list of samples, found {workers!r} and"
+            f" {type(collate).__name__}"
         )
 
 

@@ -82,17 +82,16 @@ def whole_number(name: str, given: Any) -> int | None:
 
 
 def _weighted(plain: SampleOrder, weights: Any) -> SampleOrder:
-    try:
+    given = None
+    with suppress(TypeError, ValueError, OverflowError):  # what are no numbers
         given = np.asarray(_on_host(weights), dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"expected numbers as weights, found {type(weights).__name__} ({error})") from error
-    if given.shape != (plain.samples,):
+    if given is None or given.shape != (plain.samples,):
+        found = type(weights).__name__ if given is None else f"shape {list(given.shape)}"
         raise UsageError(
-            f"expected one weight for each of the {plain.samples} samples, found shape {list(given.shape)}"
+            f"expected a number as weight for each of the {plain.samples} samples, found {found}"
         )
-    if not (np.isfinite(given).all() and (given >= 0).all() and given.any()):
-        wrong = np.flatnonzero(~np.isfinite(given) | (given < 0))
-        found = f"{given[wrong[0]]} for sample {wrong[0]}" if len(wrong) else "zeros alone"
+    if wrong := given[~np.isfinite(given) | (given < 0)].tolist() or not given.any():
+        found = "zeros alone" if wrong is True else str(wrong[0])
         raise UsageError(f"expected weights that are finite, not negative and not all zero, found {found}")
     return replace(plain, draws=weighted_draws(plain.seed, given))
 

@@ -13,9 +13,7 @@ from elastic.cli import main
     ("line", "wanted"),
     [
         ("elastic-train sta", {"status"}),
-        ("elastic-train diff --", {"--json", "--html"}),
         ("elastic-train completion ", {"bash", "zsh"}),
-        ("elastic-train --min", {"--min-nodes"}),
         ("elastic-train r.py --rdzv-backend ", {"dir", "c10d", "etcd"}),
         ("elastic-train r.py --notice a", {"aws", "azure"}),
         ("elastic-train recipes/qu", set()),  # the shell has names of files

@@ -18,8 +18,8 @@ BOTH = "interrupt.end_at_once()\ninterrupt.end_at_once_by(interrupt.stop_signals
 PRESS, TERMINATE, *WARN = (
     f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM", *WARNINGS)
 )
-CODES = [(PRESS, EXIT_CTRL_C), *((send, EXIT_INTERRUPTED) for send in (TERMINATE, *WARN))]
-IDS = ["ctrl-c", "sigterm", *WARNINGS]
+CODES = [(PRESS, EXIT_CTRL_C), (TERMINATE, EXIT_INTERRUPTED), (WARN[-1], EXIT_INTERRUPTED)]
+IDS = ["ctrl-c", "sigterm", WARNINGS[-1]]
 
 
 def at_once(send: str) -> str:
