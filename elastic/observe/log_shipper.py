@@ -76,23 +76,16 @@ class NodeShipper:
         """is_first: whether this node has rank 0, whose metrics are the run's."""
         self._run, self._node, self._objects, self._is_first = run, node, objects, is_first
         self._ends: dict[str, int] | None = None
-        self._left_behind: list[MetricsShipper] | None = None
-        self._lines = MetricsShipper(run.metrics_of(node), node, objects)
+        self._lines: dict[Path, MetricsShipper] = {}
 
     def upload(self) -> bool:
         """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
         # Events before metrics: a reader that finds a step must find the event that says which
         # state its generation restored.
         is_done = self._upload_files()
-        if self._left_behind is None:
-            others = [path for path in _with_suffix(self._run.copies, ".jsonl") if path.name[0] != "."]
-            left = (path for path in others if path.stem != self._node)
-            self._left_behind = [MetricsShipper(path, path.stem, self._objects) for path in left]
-        while self._left_behind:
-            self._left_behind[-1].upload()
-            self._left_behind.pop()
-        if self._is_first():
-            self._lines.upload()
+        for path in _with_suffix(self._run.copies, ".jsonl"):
+            if path.name[0] != "." and (path.stem != self._node or self._is_first()):
+                self._lines.setdefault(path, MetricsShipper(path, path.stem, self._objects)).upload()
         return is_done
 
     def _upload_files(self) -> bool:

@@ -7,9 +7,8 @@ One process writes it at a time: rank 0 of the newest generation, which calls `r
 
 import errno
 import json
-import os
-import shutil
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,7 +58,6 @@ class Metrics:
         self._path, self._generation, self._is_copy = path, generation, is_copy
         self._own = metrics_files.own_file(path, generation)
         self._file = AppendedFile(self._own)
-        self._has_tried = False
 
     def append(self, line: StepLine) -> None:
         """Write one line, now or when the disk takes it.
@@ -98,7 +96,6 @@ class Metrics:
             missing=0 if self._is_copy else max(0, step - first) - len(lost),
         )
         self._file.close()
-        self._has_tried = False
         self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes, [*lost.values()]))
         try:
             self._file.open()
@@ -106,41 +103,29 @@ class Metrics:
             if error.errno not in _NO_ROOM:
                 raise
             return rewound  # each line tries again
-        is_shown = self._show()
+        with suppress(OSError):  # with the next `sync` it is tried again
+            metrics_files.show(self._path)
         metrics_files.check_newest(self._path, self._generation)
-        for file in older if is_shown else []:
+        for file in older:
             if _highest(file) <= highest:  # this file has the lines of it that count
                 file.unlink(missing_ok=True)
         return rewound
 
     def _begin(self, base: Path, kept_bytes: int, lost: list[StepLine]) -> None:
         """Make the own file, of the first bytes of `base` and these lines; raises as `rewind`."""
-        if self._has_tried:
-            if self._own.exists():
-                return  # by a try that found no room to make the name durable
-            if shutil.disk_usage(base.parent).free < kept_bytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
-        self._has_tried = True
+        if self._own.exists():
+            return  # by a try that found no room to make the name durable
         make_folders(self._path.parent)
         data = read_if_there(base)[:kept_bytes] + b"".join(json_line(line.to_json()) for line in lost)
-        if not create_whole(self._own, data, fsync=True):
-            raise metrics_files.fenced(self._path, self._generation)
-
-    def _show(self) -> bool:
-        """Have the path name the newest file: a process that woke up late may have renamed it.
-
-        Returns whether there was room for the name; with the next `sync` it is tried again.
-        """
-        try:
-            metrics_files.show(self._path)
-        except OSError:
-            return False
-        return True
+        create_whole(self._own, data, fsync=True)
 
     def sync(self) -> None:
-        """Make the lines so far durable, but for those that wait."""
+        """Make the lines so far durable, but for those that wait, and have the path name the newest
+        file: a process that woke up late may have renamed it.
+        """
         self._file.sync()
-        self._show()
+        with suppress(OSError):
+            metrics_files.show(self._path)
 
 
 def read(path: Path) -> list[StepLine]:

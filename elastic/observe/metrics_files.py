@@ -55,15 +55,11 @@ def newest_generation(path: Path) -> int:
 
 def check_newest(path: Path, generation: int) -> None:
     """Raises Fenced where a newer generation has begun."""
-    if newest_generation(path) > generation:
-        raise fenced(path, generation)
-
-
-def fenced(path: Path, generation: int) -> Fenced:
-    return Fenced(
-        f"expected no metrics of generation {generation} or a newer one beside {path}, found those"
-        f" of generation {newest_generation(path)}: this process is left over from an older generation"
-    )
+    if (newest := newest_generation(path)) > generation:
+        raise Fenced(
+            f"expected no metrics of a newer generation than {generation} beside {path}, found those"
+            f" of generation {newest}: this process is left over from an older generation"
+        )
 
 
 def is_shown(path: Path, file: Path) -> bool:

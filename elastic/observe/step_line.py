@@ -6,7 +6,6 @@ It does not promise that the values are true.
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from decimal import Decimal
 from typing import Annotated, Any
 
 import msgspec
@@ -78,8 +77,6 @@ def loss_words(loss: object, digits: int = DIGITS) -> str:
     """
     if isinstance(loss, bool) or not isinstance(loss, int | float):
         return "none"
-    with suppress(OverflowError):
+    with suppress(OverflowError):  # a whole number beyond the largest float
         return f"{loss:.{digits}g}" if math.isfinite(loss) else "none"
-    # A whole number beyond the largest float.
-    mantissa, _, exponent = f"{Decimal(loss):.{digits - 1}e}".partition("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+    return "none"

@@ -2,7 +2,8 @@
 
 A new figure is a line in `report_json` or `status_json`, which scripts rely on, and a line in
 `_of_steps`, from which report, status, watch and page take what they show. Texts of a run are
-foreign here; they are escaped where they are shown.
+foreign here; they are escaped where they are shown. Numbers, durations and foreign texts have their
+words here too; none is longer than its limit.
 """
 
 from collections import Counter
@@ -14,8 +15,9 @@ from elastic.events import Stopped
 from elastic.observe.doubts import ComparedSteps
 from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
-from elastic.report.words import count, duration
+from elastic.system.untrusted import printable
 
+MOST_LETTERS = 160  # of a name, a cause or a reason
 _REPLAY_DIGITS = 9  # those of a 32-bit float, so that two losses that differ look different
 _GENERATION = ("generation", "world_size", "nodes", "first_step", "last_step", "cause")
 
@@ -179,3 +181,41 @@ def _seconds(seconds: float | None) -> str:
 
 def _compared(steps: ComparedSteps) -> str:
     return f"{steps.alike} of {steps.count} alike, {duration(steps.seconds)}" if steps.count else "none"
+
+
+def short(text: str, most: int = MOST_LETTERS) -> str:
+    """The text without what commands a terminal or reorders letters, cut at the end."""
+    shown = printable(text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def shortened_at_front(text: str, most: int) -> str:
+    """As `short`, of a text whose end says the most, such as a traceback."""
+    shown = printable(text[-most - 1 :])
+    return shown if len(shown) <= most else "…" + shown[1 - most :]
+
+
+def count(number: int, one: str, several: str) -> str:
+    return f"{grouped(number)} {one if number == 1 else several}"
+
+
+def grouped(number: int) -> str:
+    """Digits in groups of three, from five digits on."""
+    return f"{number:,}".replace(",", " ") if abs(number) >= 10_000 else str(number)
+
+
+def duration(seconds: float) -> str:
+    """In the two largest units: 0.8 s, 41 s, 7 min 3 s, 7 h 41 min, 3 d 2 h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller_size, smaller in _UNITS:
+        if whole >= size:
+            rest = round((whole % size) / smaller_size)
+            if rest * smaller_size == size:  # 59 min 59.6 s
+                return f"{whole // size + 1} {unit}"
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
+
+
+_UNITS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import UsageError
-from elastic.system.files import open_regular
 from elastic.system.untrusted import printable
 
 _STYLES = ("uplot/uPlot.min.css", "page.css")
@@ -61,29 +60,22 @@ def write_page(shown: dict[str, Any], text: str) -> str:
 
     Raises UsageError, also for a file with another content: a recipe would be lost.
     """
-    path, data = Path(text), html_page(shown).encode()
+    path, data, begin = Path(text), html_page(shown).encode(), b""
     try:
-        if _holds_other(path):
-            raise UsageError(
-                f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"
-            )
-        path.write_bytes(data)
-    except UsageError:
-        raise
+        if path.is_file():
+            with path.open("rb") as file:
+                begin = file.read(len(_BEGIN))
+        if begin in (b"", _BEGIN):
+            path.write_bytes(data)
+            return f"{printable(text)}: {len(data) / 1000:.0f} kB; open it in a browser"
     except (OSError, ValueError) as error:
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
             f"expected a file behind --html that can be written, found: {found} ({path}); give another one"
         ) from error
-    return f"{printable(text)}: {len(data) / 1000:.0f} kB; open it in a browser"
-
-
-def _holds_other(path: Path) -> bool:
-    """Whether a file is there that is neither a page nor empty. Raises OSError."""
-    if not path.is_file():
-        return False
-    with open_regular(path, follow=True) as file:
-        return file.read(len(_BEGIN)) not in (b"", _BEGIN)
+    raise UsageError(
+        f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"
+    )
 
 
 @cache

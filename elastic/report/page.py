@@ -12,9 +12,8 @@ from typing import Any
 from elastic.observe.run_view import RunView
 from elastic.observe.series import Series
 from elastic.report.diff import Difference
-from elastic.report.figures import ended, facts
+from elastic.report.figures import count, duration, ended, facts, grouped, short, shortened_at_front
 from elastic.report.timeline import since, timeline
-from elastic.report.words import count, duration, grouped, short, shortened_at_front
 
 _WRONG = ("fault", "save", "state")
 _OVER = ("failed", "drained", "interrupted")

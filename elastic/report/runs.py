@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.config import identity
 from elastic.config.identity import NAME
 from elastic.config.run_dir import PLACE, UID, RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.report.download import readable
-from elastic.report.views import view_now
+from elastic.report.views import identity_of, view_now
 from elastic.storage.remote import Objects, check_url
-from elastic.storage.store import SMALL_LIMIT_BYTES
-from elastic.system.files import open_regular
 
 _REMOTE_LIMIT_S = 120.0
 _BLOCK_BYTES = 512  # of st_blocks
@@ -145,15 +142,11 @@ def _line(where: RunDir, name: str) -> RunLine:
 
 def _wrong_identity(run: RunDir) -> str | None:
     """The reason where run.json is none of this version's."""
-    with suppress(FileNotFoundError), open_regular(run.local / NAME, follow=True) as file:
-        try:
-            remedy = "elastic-train --version says which version this is"
-            identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
-        except UsageError as error:
-            return str(error)
-        return None
-    # A script without the library has neither.
-    is_lost = (run.local / "checkpoints").exists()
+    try:
+        # A script without the library has neither.
+        is_lost = identity_of(run) is None and (run.local / "checkpoints").exists()
+    except UsageError as error:
+        return str(error)
     return f"there are checkpoints, and no {NAME} that says of what" if is_lost else None
 
 

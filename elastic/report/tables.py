@@ -13,9 +13,8 @@ from rich.text import Text
 
 from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
-from elastic.report.figures import facts
+from elastic.report.figures import duration, facts
 from elastic.report.runs import Runs
-from elastic.report.words import duration
 from elastic.system.untrusted import printable
 
 _RECOVERY = ("cause", "lost", "source", "detect", "rendezvous", "down", "restore", "first step", "total")

@@ -5,7 +5,7 @@ from typing import Any
 
 from elastic.observe.generations import Generation
 from elastic.observe.incidents import Incident
-from elastic.report.words import short
+from elastic.report.figures import short
 
 MOST_GENERATIONS = MOST_MARKS = MOST_COMMITS = 500
 MOST_NODES = 48

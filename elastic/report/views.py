@@ -99,17 +99,17 @@ def _of_objects(url: str) -> dict[str, float]:
 def begun_with(run: RunDir) -> Identity | None:
     """It explains a difference and makes none: what cannot be read is left out."""
     with suppress(UsageError, OSError):
-        return _identity(run)
+        return identity_of(run)
     return None
 
 
 def _parent_of(run: RunDir) -> Parent | None:
     """The run that this one began from. Raises UsageError, OSError."""
-    return found.parent if (found := _identity(run)) else None
+    return found.parent if (found := identity_of(run)) else None
 
 
-def _identity(run: RunDir) -> Identity | None:
+def identity_of(run: RunDir) -> Identity | None:
     with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
-        remedy = "the report reads there what the run was begun with"
+        remedy = "elastic-train --version says which version this is"
         return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
     return None

@@ -18,10 +18,9 @@ from elastic.errors import EXIT_COMPLETE, UsageError
 from elastic.observe.reader import RunReader
 from elastic.observe.run_view import RunView
 from elastic.report.download import unreadable
-from elastic.report.figures import facts
+from elastic.report.figures import duration, facts, short
 from elastic.report.tables import facts_table
 from elastic.report.views import looks
-from elastic.report.words import duration, short
 from elastic.storage.remote import check_url
 from elastic.system.clock import SystemClock, time_of_day
 

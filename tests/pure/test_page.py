@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logged import logged
 
 from elastic.report import timeline
+from elastic.report.figures import MOST_LETTERS, duration, short
 from elastic.report.html_page import html_page, json_text, policy
-from elastic.report.words import MOST_LETTERS, duration, short
 
 BEGAN = drawn_runs.BEGAN
 
