@@ -18,14 +18,7 @@ from elastic.events import (
 )
 from elastic.observe.logged_event import Events, LoggedEvent, of_kind
 
-_Commit = LoggedEvent[CheckpointCommitted]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    step: int
-    time: float
-    size_bytes: int
+Commit = LoggedEvent[CheckpointCommitted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +36,17 @@ class Checkpoints:
 
 
 def checkpoints(events: Events) -> Checkpoints:
-    commits, newest = of_kind(events, CheckpointCommitted), newest_checkpoint(events)
+    commits = of_kind(events, CheckpointCommitted)
     return Checkpoints(
         committed=len(commits),
         failed=len(of_kind(events, CheckpointFailed)),
         fenced=len(of_kind(events, CheckpointFenced)),
-        newest=Commit(step=newest.event.step, time=newest.time, size_bytes=newest.event.size_bytes)
-        if newest
-        else None,
+        newest=newest_checkpoint(events),
         saving_s=[each.event.seconds for each in commits],
     )
 
 
-def newest_checkpoint(events: Events) -> _Commit | None:
+def newest_checkpoint(events: Events) -> Commit | None:
     """None where nothing was committed, or everything was rejected."""
     commits = of_kind(events, CheckpointCommitted)
     rejected: dict[int, int] = {}  # by step, in which generation last
@@ -68,7 +59,7 @@ def newest_checkpoint(events: Events) -> _Commit | None:
         if restored.event.source == "checkpoint":
             loaded[step] = max(restored.generation, loaded.get(step, 0))
 
-    def good_in(commit: _Commit) -> int:
+    def good_in(commit: Commit) -> int:
         """The last generation that wrote or loaded it."""
         return max(commit.generation, loaded.get(commit.event.step, 0))
 

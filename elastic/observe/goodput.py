@@ -11,7 +11,7 @@ Times are those of the nodes' clocks, which agree to within a second or so: a pa
 negative counts as nothing.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,14 +32,12 @@ class TimeSpent:
     which no node was left, from the last sign of life to the command that resumed; nodes that wait
     for a lost node lose their time to that. `between steps` has saves, calls of `run.evaluate` and
     what else stops the loop there, but not what the body of a step does by itself; `end` what
-    follows the last step. times: how often there was each cause, and `down`; waiting in vain for a
-    lost node counts as one more.
+    follows the last step.
     """
 
     useful_s: float
     badput_s: dict[str, float]
     paused_s: float
-    times: dict[str, int]
 
     @property
     def wall_s(self) -> float:
@@ -57,25 +55,21 @@ def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
     if not generations or generations[-1].start.event.plain:
         return None
     badput_s: dict[str, float] = defaultdict(float)
-    times = Counter(each.cause for each in generations)
     useful_s = paused_s = 0.0
     for each in generations:
         away_s, then = max(0.0, each.until_s - each.ends_s), _next(each)
         if each.gap == DOWN:
             badput_s[DOWN] += away_s
-            times[DOWN] += 1
         else:
             paused_s += away_s
-        times[NODE_LOST] += then == NODE_LOST and (each.after is None or each.after.event.cause != NODE_LOST)
         useful_s += each.useful_s
         for kind, seconds in _lost_s(each, then):
             badput_s[kind] += max(0.0, seconds)
-    badput_s[REHEARSAL], times[REHEARSAL] = 0.0, 0  # for a comparison, which is no lost time
+    badput_s[REHEARSAL] = 0.0  # for a comparison, which is no lost time
     return TimeSpent(
         useful_s=useful_s,
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
-        times={kind: number for kind, number in times.items() if number},
     )
 
 

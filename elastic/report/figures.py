@@ -15,6 +15,7 @@ from elastic.events import Stopped
 from elastic.observe.doubts import ComparedSteps
 from elastic.observe.run_view import RunView
 from elastic.observe.step_line import loss_words
+from elastic.proof.evidence import roots
 from elastic.system.untrusted import printable
 
 MOST_LETTERS = 160  # of a name, a cause or a reason
@@ -67,7 +68,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "generation": view.generation,
         "world_size": view.world_size,
         "workers": view.workers,
-        "last_checkpoint": {"step": saved.step, "age_s": max(0.0, view.now_s - saved.time)}
+        "last_checkpoint": {"step": saved.event.step, "age_s": max(0.0, view.now_s - saved.time)}
         if saved
         else None,
         "stopped": view.stopped,
@@ -113,7 +114,7 @@ def _of_steps(view: RunView) -> _Facts:
     yield ("watch",), "loss", loss_words(view.newest.loss if view.newest else None)
     if saved.newest:
         ago = duration(max(0.0, view.now_s - saved.newest.time))
-        yield _LIVE, "last checkpoint", f"step {saved.newest.step}, {ago} ago"
+        yield _LIVE, "last checkpoint", f"step {saved.newest.event.step}, {ago} ago"
     else:
         yield _LIVE, "last checkpoint", "none"
     yield _REPORT, "lost steps", str(view.lost_steps)
@@ -141,8 +142,8 @@ def _of_steps(view: RunView) -> _Facts:
 
 
 def _doubts(view: RunView) -> _Facts:
-    for name, values in view.not_restored.items():
-        yield _REPORT, "not restored", f"{name}: {values}"
+    if view.not_restored:  # --json has their values
+        yield _REPORT, "not restored", ", ".join(roots(view.not_restored))
     for differed in view.accepted:
         entry = next(iter(differed.entries), "its result")
         how = f"was done again and differed, first in {entry}; --accept took what came then"

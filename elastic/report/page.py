@@ -35,7 +35,6 @@ def page_of(name: str, view: RunView) -> dict[str, Any]:
         "wall_s": spent.wall_s if spent else 0.0,
         "useful_s": spent.useful_s if spent else 0.0,
         "badput_s": _short_names(spent.badput_s) if spent else {},
-        "causes": _short_names(spent.times) if spent else {},
         "paused_s": spent.paused_s if spent else 0.0,
         "lost_steps": view.lost_steps,
         "faults": _faults(view),
@@ -115,8 +114,8 @@ def _checkpoints(view: RunView) -> dict[str, Any]:
     return {
         "committed": found.committed,
         "failed": found.failed,
-        "newest_step": found.newest.step if found.newest else None,
-        "size_bytes": found.newest.size_bytes if found.newest else None,
+        "newest_step": found.newest.event.step if found.newest else None,
+        "size_bytes": found.newest.event.size_bytes if found.newest else None,
         "seconds": median(found.saving_s) if found.saving_s else None,
     }
 

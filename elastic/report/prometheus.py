@@ -62,8 +62,8 @@ def _numbers(view: RunView) -> Iterator[tuple[_Kind, str, str, float | None]]:
         yield gauge, "useful_seconds", "Time in steps that count.", spent.useful_s
     if saved := view.checkpoints.newest:
         yield gauge, "checkpoint_timestamp_seconds", "When the newest one was committed.", saved.time
-        yield gauge, "checkpoint_step", "The step of the newest checkpoint.", saved.step
-        yield gauge, "checkpoint_size_bytes", "The size of the newest checkpoint.", saved.size_bytes
+        yield gauge, "checkpoint_step", "The step of the newest checkpoint.", saved.event.step
+        yield gauge, "checkpoint_size_bytes", "The size of the newest checkpoint.", saved.event.size_bytes
     if view.generations:
         yield gauge, "generation", "Number of the newest generation.", view.generations[-1].generation
         yield gauge, "world_size", "Workers in it.", view.generations[-1].world_size

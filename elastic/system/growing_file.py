@@ -109,16 +109,12 @@ class AppendedFile:
 
 
 class GrowingFile:
-    def __init__(self, path: Path, *, position: int = 0, read_bytes: int = LINE_LIMIT_BYTES) -> None:
-        """One read takes at most `read_bytes`; a line that is longer, with its end, is left out.
-
-        position: where the first file begins to be read, in bytes.
-        """
+    def __init__(self, path: Path, *, read_bytes: int = LINE_LIMIT_BYTES) -> None:
+        """One read takes at most `read_bytes`; a line that is longer, with its end, is left out."""
         self._path = path
         self._read_bytes = read_bytes
         self._file: BinaryIO | None = None
         self.position = 0  # how far it is read
-        self._begin = position
         self._is_skipping = False
         self._is_at_end = True  # as far as the last read could see
         self.num_left_out = 0  # lines that were too long
@@ -150,8 +146,7 @@ class GrowingFile:
             self.close()
             with suppress(FileNotFoundError, NotRegularFile):
                 self._file = open_regular(self._path)
-                self.position, self._begin = self._begin, 0
-                self._is_skipping, self.started_over = False, True
+                self.position, self._is_skipping, self.started_over = 0, False, True
         return self._file is not None
 
     def _is_current(self) -> bool:

@@ -3,7 +3,6 @@
 import json
 import socket
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import islice
 
 import drawn_runs
@@ -113,26 +112,6 @@ def test_an_open_page_shows_new_steps_and_a_lost_server(run, serve, chromium, tm
     assert page.wait(f"!{NOTICE}.hidden && {NOTICE}.textContent") == (
         "Not up to date: elastic-train serve does not answer; start it again"
     )
-    page.close()
-
-
-def test_another_run_in_the_folder_is_shown_whole(run, serve, chromium, tmp_path):
-    """As `--fresh` does it: what the reader had zoomed to is a part of the run that was."""
-    page = chromium.open(f"http://127.0.0.1:{serve(run).port}/")
-    page.evaluate("page.timelines[0].show({ from: 1, to: 5 })")
-    page.evaluate("page.zoomed({ from: 20, to: 30 })")
-
-    events, lines = drawn_runs.of_generations(2, 20)
-    later = [replace(each, time=each.time + 9000) for each in events]
-    lines = [replace(each, time=each.time + 9000) for each in lines]
-    put(run, drawn_runs.write(tmp_path / "fresh", later, lines))
-    assert page.wait(f"{HEADLINE}.startsWith('Finished: 40 steps')")
-    assert page.evaluate("[page.views, page.zoom]") == [[], None]
-    assert page.evaluate("page.charts[0].plot.scales.x.max") == 40
-
-    run.rename(run.with_name("aside"))
-    said = page.wait(f"!{NOTICE}.hidden && {NOTICE}.textContent")
-    assert said.startswith("Not up to date: expected a run directory, found no run in ")
     page.close()
 
 

@@ -37,7 +37,7 @@ def test_a_clock_set_back_makes_no_older_generation_the_newest(tmp_path):
 
     events = read_events(tmp_path)
     report = viewed(events, newest=StepLine(step=13, time=clock.now, generation=2), now=clock.now)
-    assert (report.state, report.generation, report.checkpoints.newest.step) == ("running", 2, 12)
+    assert (report.state, report.generation, report.checkpoints.newest.event.step) == ("running", 2, 12)
     assert [each.generation for each in report.generations] == [1, 2]
     assert [each.cause for each in report.recoveries] == ["failure"]
     assert report.failed is None

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged import logged
+from logged import logged, record
 from viewed import viewed
 from watched import agent
 
 from elastic.config.options import ListenAddress
 from elastic.config.run_dir import RunDir
-from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import view_of
@@ -32,30 +31,25 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 def run(tmp_path):
     """A run that was recovered once and saved."""
     run = RunDir.parse(str(tmp_path / "run"))
-    write(run, "generation_started", 1, 100.0, cause="start")
-    write(run, "run_started", 1, 100.5, steps=9)
+    record(run, "generation_started", 1, 100.0, cause="start")
+    record(run, "run_started", 1, 100.5, steps=9)
     lines = Metrics(run.metrics, generation=1)
     lines.rewind(0)
     for step in (1, 2):
         lines.append(StepLine(step=step, loss=0.5, generation=1, time=100.5 + step, seconds=0.75))
-    write(run, "checkpoint_committed", 1, 102.6, step=2)
-    write(run, "worker_exited", 1, 103.0)
-    write(run, "generation_ended", 1, 103.1)
-    write(run, "generation_started", 2, 103.5, cause="failure", nodes=["a", "b"], world_size=2)
+    record(run, "checkpoint_committed", 1, 102.6, step=2)
+    record(run, "worker_exited", 1, 103.0)
+    record(run, "generation_ended", 1, 103.1)
+    record(run, "generation_started", 2, 103.5, cause="failure", nodes=["a", "b"], world_size=2)
     lines = Metrics(run.metrics, generation=2)
     lines.rewind(1)
-    write(run, "restored", 2, 104.0, step=1, lost_steps=1)
+    record(run, "restored", 2, 104.0, step=1, lost_steps=1)
     for step in (2, 3):
         lines.append(StepLine(step=step, loss=None, generation=2, time=103.0 + step, seconds=0.75))
-    write(run, "first_step", 2, 106.0, step=3)
-    write(run, "rehearsed", 2, 106.5, step=3, verdict="alike")
-    write(run, "overlapped", 2, 106.6, step=3, verdict="once")
+    record(run, "first_step", 2, 106.0, step=3)
+    record(run, "rehearsed", 2, 106.5, step=3, verdict="alike")
+    record(run, "overlapped", 2, 106.6, step=3, verdict="once")
     return run
-
-
-def write(run, name, generation, time, node="a", **fields):
-    log = EventLog(run.events / f"{node}.jsonl", node=node, clock=FakeClock())
-    log._file.append(logged(name, time, generation, node=node, **fields).to_json())
 
 
 def families_of(run):
@@ -98,7 +92,7 @@ def test_series_have_the_values_of_the_run(run):
     }
     assert {key: found[key] for key in expected} == expected
     assert math.isnan(found["elastic_loss",])
-    write(run, "generation_started", 3, 107.0, cause="failure", restarts=2)
+    record(run, "generation_started", 3, 107.0, cause="failure", restarts=2)
     assert values_of(families_of(run))["elastic_restarts",] == 2
 
 
@@ -204,9 +198,7 @@ def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory
                 generation += 1
                 writer = Metrics(run.metrics, generation=generation)
                 writer.rewind(item.event.step)
-            EventLog(run.events / f"{item.node}.jsonl", node="", clock=FakeClock())._file.append(
-                item.to_json()
-            )
+            record(run, item.event.name, item.generation, item.time, item.node, **item.event.fields())
         if is_looked_at:
             seen.append(values_of(series.families(view_of(reader.read()))))
     late = view_of(read_run(run))

@@ -75,7 +75,7 @@ def test_a_rehearsal_that_differed_is_counted(tmp_path):
 def test_checkpoints_and_incidents_are_told(tmp_path):
     found = view(write(tmp_path / "run", KILLED, STEPS))
     saved = found.checkpoints
-    assert (saved.committed, saved.failed, saved.newest.step, saved.saving_s) == (1, 1, 5, [0.5])
+    assert (saved.committed, saved.failed, saved.newest.event.step, saved.saving_s) == (1, 1, 5, [0.5])
     assert [each.kind for each in found.incidents] == [
         *("generation", "checkpoint", "fault", "generation", "recovery", "save", "drain", "drain")
     ]

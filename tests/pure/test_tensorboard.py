@@ -4,11 +4,10 @@ import errno
 import math
 
 import pytest
-from logged import logged
+from logged import record
 from watched import agent, shown
 
 from elastic.config.run_dir import RunDir
-from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.report import tensorboard
@@ -45,9 +44,7 @@ class Run:
             self.metrics.append(line)
 
     def record(self, name, node="a", **fields):
-        log = EventLog(self.dir.events / f"{node}.jsonl", node=node, clock=FakeClock())
-        event = logged(name, 100.0 * self.generation + self.step, self.generation, node=node, **fields)
-        log._file.append(event.to_json())
+        record(self.dir, name, self.generation, 100.0 * self.generation + self.step, node, **fields)
 
     def look(self, node: str = "a", *, is_first: bool = True):
         """Of an agent; returns a function that looks at the run's files."""

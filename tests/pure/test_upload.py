@@ -97,27 +97,6 @@ def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
         ]
 
 
-def test_two_uploaders_of_one_folder_upload_everything_once(node):
-    """Two agents in one working directory upload at once, again and again while events are
-    written.
-    """
-    run = node("a")
-    log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    both = [node_shipper(run) for _ in range(2)]
-    for number in range(5):
-        log.record(GenerationEnded(cause=f"cause {number}", step=number))
-        threads = [threading.Thread(target=files.upload) for files in both]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for files in both:
-        while not files.upload():
-            pass
-    with readable(run) as there:
-        assert [event["step"] for event in run_records.events(there.events)] == list(range(5))
-
-
 def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
     """The store keeps each part, and the connection breaks; the next try lists the store and goes
     on.

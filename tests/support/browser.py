@@ -19,19 +19,11 @@ _FLAGS = ("--headless=new", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
 class Page:
-    def __init__(self, driver: Chrome, url: str, size: tuple[int, int], dark: bool) -> None:
+    def __init__(self, driver: Chrome, url: str, size: tuple[int, int]) -> None:
         self._driver = driver
         driver.switch_to.new_window("tab")
-        width, height = size
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
+        window = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **window)
         self.complaints()
         self.requests()  # those of the page before
         driver.get(url)
@@ -48,15 +40,11 @@ class Page:
     def mouse(self, kind: str, x: float, y: float, clicks: int = 0) -> None:
         """kind: mouseMoved, mousePressed or mouseReleased."""
         # While a button is held, a move says so.
-        self._call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=x,
-            y=y,
-            button="left" if clicks else "none",
-            buttons=1 if clicks and kind != "mouseReleased" else 0,
-            clickCount=clicks,
-        )
+        held = {
+            "button": "left" if clicks else "none",
+            "buttons": int(clicks > 0 and kind != "mouseReleased"),
+        }
+        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, clickCount=clicks, **held)
 
     def drag(self, x: float, to: float, y: float) -> None:
         self.mouse("mouseMoved", x, y)
@@ -91,8 +79,8 @@ class Browser:
     def __init__(self, driver: Chrome) -> None:
         self._driver = driver
 
-    def open(self, url: str, *, size: tuple[int, int] = (1280, 900), dark: bool = False) -> Page:
-        return Page(self._driver, url, size, dark)
+    def open(self, url: str, *, size: tuple[int, int] = (1280, 900)) -> Page:
+        return Page(self._driver, url, size)
 
 
 @contextmanager

@@ -58,15 +58,8 @@ def drawn(
 def started(
     time: float, generation: int, cause: str, nodes: list[str], world_size: int | None = None
 ) -> LoggedEvent[Event]:
-    return logged(
-        "generation_started",
-        time,
-        generation,
-        nodes[0],
-        world_size=world_size or 2 * len(nodes),
-        nodes=nodes,
-        cause=cause,
-    )
+    size = world_size or 2 * len(nodes)
+    return logged("generation_started", time, generation, nodes[0], world_size=size, nodes=nodes, cause=cause)
 
 
 def line(step: int, time: float, generation: int, **values: Any) -> StepLine:
@@ -75,16 +68,8 @@ def line(step: int, time: float, generation: int, **values: Any) -> StepLine:
         "lr": 1e-3 * (1 + math.cos(step / 8000)),
         "grad_norm": 1 + abs(math.sin(step * 78.233)),
     } | values
-    return StepLine(
-        step=step,
-        loss=values.pop("loss", loss),
-        chain=f"{step:016x}",
-        time=time,
-        seconds=STEP_S,
-        generation=generation,
-        world_size=2,
-        values=values,
-    )
+    own = {"time": time, "seconds": STEP_S, "generation": generation, "world_size": 2}
+    return StepLine(step=step, loss=values.pop("loss", loss), chain=f"{step:016x}", **own, values=values)
 
 
 def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[Logged, list[StepLine]]:
@@ -97,47 +82,24 @@ def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[
         cause = causes[generation % 4] if generation > 1 else "start"
         if cause == "node lost":
             nodes = [*nodes[1:], f"spot-{generation % 5}-{generation}-{generation:08x}"]
-        events += [
-            started(time, generation, cause, nodes),
-            logged(
-                "restored",
-                time + 1.2,
-                generation,
-                nodes[0],
-                step=step,
-                source="peer",
-                lost_steps=generation % 3,
-            ),
-            logged("run_started", time + 1.1, generation, nodes[0], steps=count * steps_each),
-        ]
+        tell = lambda name, at, node=0, **fields: events.append(  # noqa: E731
+            logged(name, at, generation, nodes[node], **fields)  # noqa: B023
+        )
+        events.append(started(time, generation, cause, nodes))
+        tell("restored", time + 1.2, step=step, source="peer", lost_steps=generation % 3)
+        tell("run_started", time + 1.1, steps=count * steps_each)
         time += 2.0
         for _ in range(steps_each):
             step += 1
             time += STEP_S
             lines.append(line(step, time, generation))
-        events += [
-            logged("first_step", time - (steps_each - 1) * STEP_S, generation, nodes[0], step=step),
-            logged(
-                "checkpoint_committed",
-                time - STEP_S,
-                generation,
-                nodes[0],
-                step=step,
-                size_bytes=2_400_000_000,
-                seconds=3.1,
-            ),
-        ]
+        tell("first_step", time - (steps_each - 1) * STEP_S, step=step)
+        tell("checkpoint_committed", time - STEP_S, step=step, size_bytes=2_400_000_000, seconds=3.1)
         if generation < count:
-            events += [
-                logged(
-                    "worker_exited", time + 0.1, generation, nodes[-1], rank=1, code=None, signal="SIGKILL"
-                ),
-                logged(
-                    "generation_ended", time + 0.4, generation, nodes[0], cause="a worker ended", step=step
-                ),
-            ]
+            tell("worker_exited", time + 0.1, node=-1, rank=1, code=None, signal="SIGKILL")
+            tell("generation_ended", time + 0.4, cause="a worker ended", step=step)
             time += 1.0 + 7.0 * (generation % 7 == 0)
-    events.append(logged("run_finished", time + 0.5, count, nodes[0], steps=step, epochs=3, digest="ab" * 32))
+    tell("run_finished", time + 0.5, steps=step, epochs=3, digest="ab" * 32)
     return events, lines
 
 

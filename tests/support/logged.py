@@ -3,8 +3,10 @@
 from dataclasses import fields
 from typing import Any, get_args
 
+from elastic.config.run_dir import RunDir
 from elastic.events import KINDS, Event
 from elastic.observe.logged_event import LoggedEvent
+from elastic.system.growing_file import AppendedFile
 
 _EXAMPLES: dict[Any, Any] = {
     int: 1,
@@ -25,6 +27,12 @@ def logged(
     for each in fields(kind):
         values.setdefault(each.name, example(each.type))
     return LoggedEvent(time=time, node=node, generation=generation, event=kind(**values))
+
+
+def record(run: RunDir, name: str, generation: int, time: float, node: str = "a", **values: Any) -> None:
+    """Append an event to the run's files."""
+    event = logged(name, time, generation, node, **values)
+    AppendedFile(run.events / f"{node}.jsonl").append(event.to_json())
 
 
 def example(kind: Any) -> Any:

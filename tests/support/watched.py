@@ -29,18 +29,10 @@ def agent(
 
 
 def shown(folder: Path) -> dict[str, list[tuple[int, Any]]]:
-    """(step, value) of each tag of one run, as TensorBoard's pages show them; texts as they are.
-
-    A tag that is not there has none.
-    """
-    events = EventAccumulator(str(folder), tensor_size_guidance=dict.fromkeys(["scalars", "text"], 0))
+    """(step, value) of each tag of one run, as TensorBoard's pages show them."""
+    events = EventAccumulator(str(folder), tensor_size_guidance={"scalars": 0})
     events.Reload()
     found: dict[str, list[tuple[int, Any]]] = defaultdict(list)
     for tag in events.Tags()["tensors"]:
-        found[tag] = [(each.step, _value(each)) for each in events.Tensors(tag)]
+        found[tag] = [(each.step, make_ndarray(each.tensor_proto).item()) for each in events.Tensors(tag)]
     return found
-
-
-def _value(event: Any) -> Any:
-    (value,) = make_ndarray(event.tensor_proto).flatten().tolist()
-    return value.decode() if isinstance(value, bytes) else value

@@ -38,7 +38,6 @@ class Page {
   }
 
   show(shown) {
-    this.forget(shown);
     const pictures = shown.a ? [{ label: "A", picture: shown.a }, { label: "B", picture: shown.b }] : [{ label: "", picture: shown }];
     this.heading(shown, pictures);
     const before = this.charts;
@@ -53,16 +52,6 @@ class Page {
       stepTimeSection(pictures, this.charts, parts), single && recoveriesSection(single), single && checkpointsSection(single), single && factsSection(single),
     ];
     this.put(sections.filter((each) => each), before);
-  }
-
-  // Another run that began in the same folder has another length, and other steps.
-  forget(shown) {
-    const began = [shown, shown.a, shown.b].map((each) => each && each.timeline && each.timeline.began).join();
-    if (this.began !== undefined && began !== this.began) {
-      this.views = [];
-      this.zoom = null;
-    }
-    this.began = began;
   }
 
   // In place of what was there, for a reader who has scrolled, points at something or uses the keys.

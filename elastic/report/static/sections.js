@@ -43,12 +43,9 @@ function timeTable(picture) {
     own.style.background = `var(--${color})`;
     return element("span", {}, own, words);
   };
-  const rows = timeParts(picture).map(([kind, seconds, color]) => {
-    const times = picture.causes[kind];
-    return [swatch(color, causeWords(kind, picture)), duration(seconds), percent(seconds / whole), times && kind !== "start" ? `${grouped(times)}×` : ""];
-  });
-  if (picture.paused_s) rows.push([swatch("cause-stop", "stopped as asked"), duration(picture.paused_s), "not counted", ""]);
-  return table({ class: "causes" }, [["", false], ["time", true], ["share", true], ["times", true]], rows);
+  const rows = timeParts(picture).map(([kind, seconds, color]) => [swatch(color, causeWords(kind, picture)), duration(seconds), percent(seconds / whole)]);
+  if (picture.paused_s) rows.push([swatch("cause-stop", "stopped as asked"), duration(picture.paused_s), "not counted"]);
+  return table({ class: "causes" }, [["", false], ["time", true], ["share", true]], rows);
 }
 
 function figure(number, words) {
