@@ -7,6 +7,7 @@ and since when it waits. It changes nothing.
 It does not promise that the state is current when the caller acts on it: compare-and-set decides.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from elastic.rendezvous import membership, transitions
@@ -15,7 +16,7 @@ from elastic.rendezvous.failure_detector import FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat, counter_of
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.partition import ring
+from elastic.rendezvous.partition import place, ring
 from elastic.rendezvous.reachability import PartitionDetector
 from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
@@ -27,9 +28,9 @@ BEATS_READ_S_PER_NODE = 0.004
 BEATS_READ_PER_KEEP_ALIVE = 8
 # If each node read the heartbeats of all others, a group of N nodes would read N² all the time. Up
 # to ALL_WATCH_ALL nodes do so. In a larger group each reads those of the next WATCHED nodes in the
-# ring of partition.py, so each node is watched by as many, wherever it stands in rank order. A node
-# that finds one of them silent watches all nodes until none is. A death is then found after one
-# keep-alive, as in a small group, unless all that watch a node die with it: then the nodes that
+# ring that `place` orders, so each node is watched by as many, wherever it stands in rank order. A
+# node that finds one of them silent watches all nodes until none is. A death is then found after
+# one keep-alive, as in a small group, unless all that watch a node die with it: then the nodes that
 # watch those find it, half a keep-alive later. A node that is not watched is presumed alive.
 ALL_WATCH_ALL = 16
 WATCHED = 4
@@ -150,5 +151,5 @@ def watched_by(me: str, nodes: frozenset[str]) -> frozenset[str]:
     if len(others) < ALL_WATCH_ALL:
         return others
     order = ring(others | {me})
-    at = order.index(me)
-    return frozenset(order[(at + step) % len(order)] for step in range(1, WATCHED + 1))
+    after = bisect_right(order, place(me), key=place)
+    return frozenset(order[(after + step) % len(order)] for step in range(WATCHED)) - {me}

@@ -6,11 +6,11 @@ still. Some nodes must go so that the others can train, and all nodes must agree
 without a further message: each applies this function to the reports in the group. Two nodes that
 take other nodes for alive may differ for a moment; compare-and-set lets one of them form.
 
-If all pairs of nodes probed each other, probes would grow with the square of the group. So its
-nodes stand in a ring, ordered by a hash of the names, and each probes 16 neighbours on each side:
-in a group of up to 33 nodes these are all. A change of membership changes few of these links; and
-whichever part of the group is cut off, some nodes of it probe nodes of the rest. All nodes compute
-the same graph from the group; no message is needed.
+Nodes of a small group all probe each other. If all pairs of a wide one did, probes would grow with
+the square of the group: its nodes stand in a few rings, each ordered by another hash of the names,
+and each node probes its neighbours there. A change of membership changes few of these links; and
+whichever part of the group is cut off, a node of it probes nodes of the rest, but for one chance in
+65 000. All nodes compute the same graph from the group; no message is needed.
 
 It does not promise that no smaller set would do for more than five nodes, nor that the nodes that
 stay keep reaching each other. In a wide group, a broken link between two nodes that do not probe
@@ -27,8 +27,9 @@ from functools import lru_cache
 UNREACHABLE_AFTER = 1.5
 SETTLED_AFTER = 0.25
 
-NEIGHBOURS = 16  # on each side in the ring
-ALL_PAIRS = 2 * NEIGHBOURS + 1  # up to so many nodes, each probes every other
+ALL_PAIRS = 32  # up to so many nodes, each probes every other
+RINGS = 4
+NEIGHBOURS = 2  # on each side, in each ring
 
 Graph = Mapping[str, frozenset[str]]
 
@@ -41,20 +42,30 @@ class UnreachableReport:
     peers: tuple[str, ...]
 
 
+@lru_cache(maxsize=65536)
+def place(name: str, number: int = 0) -> bytes:
+    """Where `name` stands in this ring, the same on every node and for ever."""
+    return hashlib.blake2b(name.encode(), digest_size=8, salt=b"%d" % number).digest() + name.encode()
+
+
 @lru_cache(maxsize=16)
-def ring(names: frozenset[str]) -> tuple[str, ...]:
-    """The same on every node."""
-    return tuple(sorted(names, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest()))
+def ring(names: frozenset[str], number: int = 0) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: place(name, number)))
 
 
 @lru_cache(maxsize=8)
 def probe_graph(names: frozenset[str]) -> Graph:
     """By name, the other nodes that a node probes; it is symmetric."""
-    order, steps = ring(names), range(-NEIGHBOURS, NEIGHBOURS + 1)
-    return {
-        name: frozenset(order[(at + step) % len(order)] for step in steps) - {name}
-        for at, name in enumerate(order)
-    }
+    if len(names) <= ALL_PAIRS:
+        return {name: names - {name} for name in names}
+    found: dict[str, set[str]] = defaultdict(set)
+    for number in range(RINGS):
+        order = ring(names, number)
+        for at, name in enumerate(order):
+            for distance in range(1, NEIGHBOURS + 1):
+                found[name].add(order[at - distance])
+                found[order[at - distance]].add(name)
+    return {name: frozenset(others) for name, others in found.items()}
 
 
 def nodes_to_exclude(order: Sequence[str], reports: Iterable[UnreachableReport]) -> tuple[str, ...]:

@@ -89,34 +89,6 @@ def test_a_survivor_restores_the_newest_state_to_an_empty_store(nodes):
     assert survivor.read()[0] > newest[0] and survivor.read()[1] == b"three"
 
 
-def test_survivors_that_restore_a_store_at_once_agree(nodes):
-    """One has seen one version more than the other. Both, and a new node that writes, find an empty
-    store, again and again.
-    """
-    for _ in range(10):
-        host, older, newer = nodes(host=True), nodes(), nodes()
-        assert newer.compare_and_set(None, b"1")
-        assert newer.compare_and_set(older.read()[0], b"2")
-        newest = newer.read()
-        host.close()
-        restarted = nodes(host=True)
-        barrier = threading.Barrier(3)
-
-        def at_once(act, barrier=barrier):
-            barrier.wait(timeout=60)
-            polled(act)
-
-        acts = [older.read, newer.read, lambda node=restarted: node.compare_and_set(None, b"fresh")]
-        threads = [threading.Thread(target=at_once, args=(act,)) for act in acts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-        assert [polled(each.read) for each in (newer, older, restarted)] == [newest] * 3
-        for each in (older, newer, restarted):
-            each.close()
-
-
 def test_a_later_generation_wins_over_more_versions(nodes):
     """An empty store reaches generation 3 in one write, before a survivor that wrote often in
     generation 2 polls again.

@@ -85,21 +85,6 @@ def test_a_backend_recovers_from_errors_of_the_store(storage):
     assert backend.shown() == {"a": "2"}
 
 
-def test_the_outcome_of_an_unanswered_write_is_read(storage):
-    """The store creates the version and the connection breaks, again and again. The writer does not
-    learn that it won, and finds its own value.
-    """
-    ours, theirs = opened(storage), opened(storage)
-    lost = storage.fail(Deed.LOSE, creates)
-    with impatient(ours):
-        assert not ours.compare_and_set(None, b"mine")
-    assert lost.struck
-    storage.heal()
-    assert ours.read() == (1, b"mine")
-    assert not theirs.compare_and_set(None, b"late")
-    assert theirs.read() == (1, b"mine")
-
-
 def test_an_existing_version_that_cannot_be_read_is_no_step_back(storage):
     """The store refuses to create the version because it exists, but reads answer as if it did not:
     a failure.
