@@ -15,29 +15,22 @@ MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
 
 
 def test_workers_that_do_not_drain_are_killed_and_committed(drill, undisturbed):
-    """A worker is held in step 10, and never sees the request."""
-    drill.shut(10)
-    agent = drill.start(*MEMORY_ALONE, "--grace", "10s")
-    drill.stands(10, ranks=1)
-    agent.signal(signal.SIGTERM)
-    agent.ends_with(75)
-    assert "step 9 is saved" in agent.output.splitlines()[-1]
-    assert drill.is_committed(9)
-    drill.all_are_gone()
-
-    drill.open(10)
-    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
-
-
-def test_a_stop_in_an_evaluation_loses_no_step(drill):
-    """It outlasts half of the grace. The step before it has a snapshot, as of each epoch."""
+    """A worker stands in an evaluation for longer than half of the grace, and never sees the
+    request. The step before it has a snapshot, as in each epoch.
+    """
+    command, env = ("--save-every", "1000steps", "--grace", "8s"), {"TINY_EVALUATE": "1"}
     drill.shut("evaluation-8")
-    agent = drill.start("--save-every", "1000steps", "--grace", "6s", env={"TINY_EVALUATE": "1"})
+    agent = drill.start(*command, env=env)
     drill.stands("evaluation-8", ranks=1)
     agent.signal(signal.SIGTERM)
     agent.ends_with(75)
     assert "step 7 is saved" in agent.output.splitlines()[-1]
+    assert drill.is_committed(7)
+    drill.all_are_gone()
+
+    drill.open("evaluation-8")
+    drill.ends_like(undisturbed, drill.start(*command, env=env))
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (7, 0)]
 
 
 def test_a_node_that_waits_for_others_saves_before_it_leaves(drill, undisturbed):

@@ -5,6 +5,7 @@ may be away.
 from bisect import bisect_right
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from elastic.agent.hang_detector import (
     MAX_LIMIT_S,
     MIN_LIMIT_S,
     MIN_TIMED_STEPS,
-    STEP_FACTOR,
     HangDetector,
     WorkerSample,
 )
@@ -70,19 +70,19 @@ def test_a_stopped_process_is_blamed_before_silent_workers():
     assert "stopped" in detector.hung.reason
 
 
-def test_first_steps_are_not_judged_by_the_generation_before():
-    """Learned: steps of half a second.
-
-    The new generation's first steps take two minutes each, as when kernels are compiled; the fourth
-    hangs, and is judged by them.
+@pytest.mark.parametrize(("step_s", "limit_s"), [(120.0, 1200.0), (300.0, MAX_LIMIT_S), (0.25, MIN_LIMIT_S)])
+def test_first_steps_are_not_judged_by_the_generation_before(step_s, limit_s):
+    """Learned: steps of half a second. The first steps of the new generation may take minutes, as
+    when kernels are compiled; the fourth hangs, and is judged by them, within bounds.
     """
     _, learned = watch({0: Life(*steps(50))}, until_s=30)
     longest_s = learned.longest_step_s
     learned.workers.clear()
-    slow = Life(*steps(MIN_TIMED_STEPS, step_s=120.0), (Phase.STEP, FOREVER_S))
-    hung, _ = watch({0: slow}, until_s=5000, detector=learned)
+    life = Life(*steps(MIN_TIMED_STEPS, step_s=step_s), (Phase.STEP, FOREVER_S))
+    hung, when_s = watch({0: life}, until_s=5000, detector=learned)
     assert hung.place == "step"
-    assert 1200.0 <= hung.limit_s <= MAX_LIMIT_S
+    assert limit_s <= hung.limit_s <= min(limit_s + 10.0, MAX_LIMIT_S)
+    assert 0 <= when_s - life.changes[-1][0] - hung.limit_s <= 1.0
     assert learned.longest_step_s >= longest_s > 0  # what the last generation taught is kept
 
 
@@ -183,28 +183,3 @@ def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
                     over.append((kind, -silence_s / limit_s, rank))
             hung = detector.hung
             assert (None if hung is None else hung.rank) == (min(over)[2] if over else None)
-
-
-@given(
-    st.lists(st.floats(0.01, 20.0), min_size=MIN_TIMED_STEPS, max_size=6),
-    st.lists(st.floats(0.1, STEP_FACTOR), max_size=1),
-)
-def test_a_step_up_to_ten_times_the_longest_is_no_hang(known, ratios):
-    """After a few steps, one takes up to ten times the longest before it.
-
-    Then the worker hangs, and is found at a limit within the bounds.
-    """
-    lengths = list(known)
-    for ratio in ratios:
-        lengths.append(ratio * max(lengths))
-    own = [part for length_s in lengths for part in steps(1, step_s=length_s)]
-    life = Life((Phase.START, 5.0), *own, (Phase.STEP, FOREVER_S), begins=Phase.START)
-    began_s = life.changes[-1][0]
-    hung, when_s = watch({4: life}, until_s=began_s + 2 * MAX_LIMIT_S, every_s=1.0)
-    assert hung.rank == 4
-    assert when_s >= began_s + MIN_LIMIT_S
-    lowest_s, highest_s = (10.0 * longest_s for longest_s in (max(lengths), max(lengths) + 2.0))
-    assert min(max(lowest_s, 10.0), 1800.0) <= hung.limit_s <= 1800.0
-    # Some steps are too short for so rare observations, and are not timed.
-    assert hung.limit_s <= max(highest_s, 10.0) or "1.8e+03" in hung.reason
-    assert when_s - began_s <= hung.limit_s + 4.0
