@@ -1,6 +1,6 @@
 """What an agent does next: one row for each situation, and what holds in all of them."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -146,69 +146,38 @@ def test_each_rule_decides_a_situation_of_the_table():
     assert {next(rule for rule in RULES if rule.holds(seen)) for seen, _, _ in TABLE} == set(RULES)
 
 
-SOME = st.booleans()
 CODES = st.sampled_from([DONE, LOST, DRAINED, 1, EXIT_USAGE, EXIT_DIVERGED, EXIT_RECIPE, -9, 255])
 WORDS = st.none() | st.sampled_from(["SIGTERM", "failure", "node lost"])
 AGES = st.sampled_from([0.0, 2.9, 3.1, 29.0, 31.0, 1e6])
-OTHERS = {
-    "not_started": st.sampled_from([None, "rank 4 was not started"]),
-    "hung": st.sampled_from([None, HUNG]),
-    "group_ended": WORDS,
-    "closed": WORDS,
-    "leaving": WORDS,
-    "first_exit_age_s": AGES,
-    "keep_alive_s": AGES,
-}
-FLAGS = [each.name for each in fields(Observation) if each.name not in {"workers", "exits", *OTHERS}]
+OBSERVATIONS = st.builds(
+    Observation,
+    workers=st.just(4),
+    exits=st.lists(st.builds(WorkerExit, rank=st.just(4), code=CODES), max_size=4).map(tuple),
+    not_started=st.sampled_from([None, "rank 4 was not started"]),
+    hung=st.sampled_from([None, HUNG]),
+    group_ended=WORDS,
+    closed=WORDS,
+    leaving=WORDS,
+    first_exit_age_s=AGES,
+    keep_alive_s=AGES,
+)
 
 
-@st.composite
-def observations(draw):
-    codes = draw(st.lists(CODES, max_size=4))
-    return Observation(
-        workers=draw(st.integers(max(1, len(codes)), 4)),
-        exits=tuple(WorkerExit(rank=i, code=code) for i, code in enumerate(codes)),
-        **{name: draw(SOME) for name in FLAGS},
-        **{name: draw(values) for name, values in OTHERS.items()},
-    )
-
-
-def alive(seen):
-    """The run and the generation go on, so that workers and signals decide."""
-    return replace(seen, group_ended=None, fenced=False, closed=None)
-
-
-def failed(seen):
-    return [
-        e
-        for e in seen.exits
-        if e.code != EXIT_COMPLETE and (e.code != EXIT_INTERRUPTED or not seen.has_drain)
-    ]
-
-
-@given(observations())
-def test_a_restart_or_an_end_needs_a_worker_that_failed_or_hangs(seen):
-    """Neither membership nor signals may count as failures: they would use up the restarts."""
+@given(OBSERVATIONS)
+def test_planned_ends_use_no_restart_and_come_in_time(seen):
+    """Neither membership nor signals count as failures: a restart or the end of the run needs a
+    worker that failed or hangs. A node that leaves reports none, since the signal may kill its
+    workers too, unless they only lost a peer. One whose grace is over leaves.
+    """
+    ends_well = (EXIT_COMPLETE, EXIT_INTERRUPTED) if seen.has_drain else (EXIT_COMPLETE,)
+    failed = [each.code for each in seen.exits if each.code not in ends_well]
     action = decide(seen).action
     if action is Action.END_RUN or (action is Action.FAIL and not (seen.hung and seen.stacks_dumped)):
-        assert failed(seen) or seen.not_started
-
-
-def have_only_lost_a_peer(seen):
-    return not seen.is_plain and bool(failed(seen)) and all(e.code == EXIT_PEER_LOST for e in failed(seen))
-
-
-@given(observations().filter(lambda seen: seen.leaving and not have_only_lost_a_peer(seen)))
-def test_a_node_that_leaves_reports_no_failure(seen):
-    """The signal may kill the workers too; a failure would cost the other nodes a restart."""
-    assert decide(seen).action is not Action.FAIL
-
-
-@given(observations())
-def test_a_node_whose_grace_is_over_does_not_stay(seen):
-    """The machine is about to be taken away: unless the workers ended, the node leaves now."""
-    late = replace(alive(seen), leaving="SIGTERM", drain_is_over=True, exits=())
-    assert decide(late).action is Action.LEAVE
+        assert failed or seen.not_started
+    if seen.leaving and (seen.is_plain or set(failed) != {EXIT_PEER_LOST}):
+        assert action is not Action.FAIL
+    alive = replace(seen, group_ended=None, fenced=False, closed=None, exits=())
+    assert decide(replace(alive, leaving="SIGTERM", drain_is_over=True)).action is Action.LEAVE
 
 
 def test_the_views_know_an_agents_sentence_of_a_lost_node():
