@@ -1,8 +1,9 @@
 """The agent's console shows whole lines of its workers, each worker's in order, with a prefix.
 
 It does not promise the order of lines of different workers, nor lines longer than `LINE_LIMIT`,
-which are cut. A slow or closed console never holds up training: workers write into log files, one
-thread of the agent reads those, and the agent waits at most `STOP_WITHIN_S` for that thread.
+which are cut. A line without an end, such as a progress bar, is shown once it ends. A slow or
+closed console never holds up training: workers write into log files, one thread of the agent reads
+those, and the agent waits at most `STOP_WITHIN_S` for that thread.
 """
 
 import os
@@ -26,7 +27,7 @@ from elastic.observe.recovery import recoveries
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, loss_words
 from elastic.system.clock import Clock
-from elastic.system.growing_file import GrowingFile, read_from, size_bytes
+from elastic.system.growing_file import GrowingFile, read_from
 from elastic.system.untrusted import printable
 from elastic.system.worker_error import QUOTED
 
@@ -34,8 +35,6 @@ LINE_LIMIT = 4000
 POLL_S = 0.1
 PROGRESS_EVERY_S = 5.0
 STOP_WITHIN_S = 5.0
-_READ_BYTES = 256 * 1024
-_READS_AT_THE_END = 64
 
 
 def progress_line(newest: StepLine, steps: int | None) -> str:
@@ -43,31 +42,6 @@ def progress_line(newest: StepLine, steps: int | None) -> str:
         f"step {newest.step}{'' if steps is None else f'/{steps}'} loss {loss_words(newest.loss)}"
         f" world {newest.world_size} generation {newest.generation}"
     )
-
-
-class _Log:
-    """The output of a worker, from its beginning; what cannot be read costs its lines alone."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._position = path, 0
-
-    def lines(self, *, has_ended: bool = False) -> list[bytes]:
-        """The lines that were completed since the last call, from one read.
-
-        A line that is long, or the last one where its writer has ended, is better shown as it
-        stands than waited for; what follows counts as a line of its own.
-        """
-        size = size_bytes(self._path)
-        if size <= self._position:
-            self._position = size
-            return []
-        data = read_from(self._path, self._position, _READ_BYTES)
-        end = data.rfind(b"\n") + 1
-        if has_ended or len(data) - end > LINE_LIMIT:
-            end = len(data)
-        self._position += end
-        lines = data[:end].split(b"\n")
-        return lines if lines[-1] else lines[:-1]
 
 
 class ConsoleFollower:
@@ -84,7 +58,7 @@ class ConsoleFollower:
         self._of_rank0 = GrowingFile(run.events / f"{node}-worker0.jsonl")  # where that is rank 0
         self._out = out
         self._clock = clock
-        self._followed: dict[str, _Log] = {}
+        self._followed: dict[str, tuple[Path, GrowingFile]] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
         self._shown = self._newest()
@@ -100,7 +74,7 @@ class ConsoleFollower:
 
         The log before it of the same prefix is read to its end first.
         """
-        self._requests.append(partial(self._follow, prefix, _Log(path)))
+        self._requests.append(partial(self._follow, prefix, path))
 
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
@@ -118,8 +92,8 @@ class ConsoleFollower:
             while not self._ending.wait(POLL_S):
                 self._poll()
             self._poll()
-            for prefix, log in self._followed.items():
-                self._read_to_end(prefix, log)
+            for prefix in self._followed:
+                self._finish(prefix)
             self._show_progress(is_last=True)
         except Exception as error:
             # A closed pipe or a full disk behind stdout ends the console only. Without this message
@@ -132,22 +106,24 @@ class ConsoleFollower:
     def _poll(self) -> None:
         while self._requests:
             self._requests.popleft()()
-        for prefix, log in self._followed.items():
-            self._print(prefix, log.lines())
+        for prefix, (_, log) in self._followed.items():
+            self._print(prefix, _new_lines(log))
         self._show_recoveries()
         self._show_progress()
 
-    def _follow(self, prefix: str, log: _Log) -> None:
+    def _follow(self, prefix: str, path: Path) -> None:
         if prefix in self._followed:
-            self._read_to_end(prefix, self._followed[prefix])
-        self._followed[prefix] = log
+            self._finish(prefix)
+        self._followed[prefix] = path, GrowingFile(path)
 
-    def _read_to_end(self, prefix: str, log: _Log) -> None:
-        for _ in range(_READS_AT_THE_END):
-            if not (lines := log.lines()):
-                break
+    def _finish(self, prefix: str) -> None:
+        """What a log still has, also a last line whose writer was killed within it."""
+        path, log = self._followed[prefix]
+        while lines := _new_lines(log):
             self._print(prefix, lines)
-        self._print(prefix, log.lines(has_ended=True))
+        if rest := read_from(path, log.position, LINE_LIMIT):
+            self._print(prefix, [rest])
+        log.close()
 
     def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
@@ -156,7 +132,7 @@ class ConsoleFollower:
 
     def _show_recoveries(self) -> None:
         """Say what each one cost, once its generation has brought a new step."""
-        for each in parse_lines(self._events_of_rank0(), logged_event.parse):
+        for each in parse_lines(_new_lines(self._of_rank0), logged_event.parse):
             if isinstance(each.event, FirstStep):
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
@@ -164,11 +140,6 @@ class ConsoleFollower:
                     for one in recoveries(generations(events, trained.by_generation())):
                         if one.generation == each.generation and one.line:
                             self._show(printable(one.line))
-
-    def _events_of_rank0(self) -> list[bytes]:
-        with suppress(OSError):  # unreadable events cost their lines, not the console
-            return [*self._of_rank0.lines_to_end()]
-        return []
 
     def _show_progress(self, *, is_last: bool = False) -> None:
         line, now_s = self._newest(), self._clock.monotonic()
@@ -188,6 +159,16 @@ class ConsoleFollower:
         with suppress(OSError):  # unreadable metrics cost the progress, not the console
             return newest(self._metrics)
         return None
+
+
+def _new_lines(file: GrowingFile) -> list[bytes]:
+    """Of one read: a worker that writes without a pause holds up no other line.
+
+    What cannot be read costs its lines, not the console.
+    """
+    with suppress(OSError):
+        return next(file.texts_to_end(), b"").split(b"\n")[:-1]
+    return []
 
 
 def _shown(line: bytes) -> str:

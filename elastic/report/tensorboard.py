@@ -13,7 +13,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +39,6 @@ LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 _STOP_S = 5.0
 _VERSION = "brain.Event:2"
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\..*")
-_DEEPEST = 8  # dicts in dicts that a recipe logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +145,9 @@ def scalars_of(line: StepLine) -> Iterator[tuple[str, float]]:
     if line.seconds is not None:
         yield "elastic/step_seconds", line.seconds
     yield "elastic/world_size", float(line.world_size)
-    yield from _numbers_in(line.values, "", 0)
-
-
-def _numbers_in(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and depth < _DEEPEST:
-            yield from _numbers_in(value, f"{prefix}{name}/", depth + 1)
-        elif value is None or isinstance(value, int | float):
-            yield f"{prefix}{name}", _number(value)
+    for name, value in line.values.items():
+        if value is None or isinstance(value, int | float):
+            yield name, _number(value)
 
 
 def _number(value: Any) -> float:

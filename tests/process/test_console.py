@@ -101,18 +101,17 @@ def test_progress_shows_new_steps_sparsely_and_the_runs_length(tmp_path):
 
 
 def test_an_endless_line_is_cut_and_memory_stays_bounded(tmp_path):
-    """A complete line is cut at the limit; a line without an end is shown as far as it goes."""
+    """A line without an end is shown at the end, as far as the limit."""
     (tmp_path / "log").write_text(
         "y" * (3 * LINE_LIMIT) + "\nnext\nbar 1%\rbar 99%\n" + "z" * LINE_LIMIT + "z"
     )
-    screen = Recorded(awaited="zzz")
+    screen = Recorded()
     follower = follower_of(tmp_path, screen)
     follower.follow(tmp_path / "log", "rank0")
     follower.start()
-    assert screen.seen.wait(30)
     follower.stop()
 
     long, *others, endless = screen.lines
     assert long.startswith("[rank0] " + "y" * LINE_LIMIT + " (cut, 8000 more")
     assert others == ["[rank0] next", "[rank0] bar 99%"]
-    assert endless == "[rank0] " + "z" * LINE_LIMIT + " (cut, 1 more characters in the log)"
+    assert endless == "[rank0] " + "z" * LINE_LIMIT

@@ -159,7 +159,6 @@ def test_numbers_of_a_step_are_shown_and_nothing_else():
         "elastic/world_size": 3.0,
         "rate": 0.5,
         "good": 1.0,
-        "by/class/0": 1.0,
         "huge": LARGEST_FLOAT32,
         "large": -LARGEST_FLOAT32,
         "half": 1e38,
