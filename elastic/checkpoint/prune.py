@@ -1,11 +1,11 @@
-"""Deleting never breaks a committed checkpoint that a run needs, nor lets a broken one appear.
+"""Deleting never breaks a committed checkpoint that is kept, nor one that may yet be committed.
 
 A checkpoint's record is deleted first, then the payload that it named. Only the newest generation
 deletes: an older one does not know which checkpoints were found to be damaged since. The newest
 checkpoints stay, and those that a resume passed over do not count as such. Of what is older all
 goes, attempts of earlier generations that were not committed included. It does not promise to
 delete anything: a later run of it finds what a failed or interrupted one left, from the listing
-alone.
+alone. That may be an old record without its payload, where a late writer died as well.
 """
 
 from collections.abc import Callable, Iterable

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from elastic.errors import CheckpointDamaged
-from elastic.system.untrusted import Count, Positive, decode, exactly, parse_json, pattern
+from elastic.system.untrusted import Count, decode, exactly, parse_json, pattern
 
-FORMAT = 3
+FORMAT = 4
 PAYLOAD = "state.safetensors"
 RECORDS_PER_STEP = 8
 
@@ -45,10 +45,7 @@ class Save:
 
     run_id: str
     step: Count
-    epoch: Count
     generation: Count
-    world_size: Positive
-    torch: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,38 +74,29 @@ def copy_into(laid_out: Layout, body: bytearray | memoryview) -> str:
 
     The body's start must be aligned to 8 bytes.
     """
-    found = ImageChecksum(laid_out.size_bytes)
-    target = np.frombuffer(body, dtype=np.uint8, count=laid_out.size_bytes)
-    _copy(found, target, 0, np.frombuffer(laid_out.head, dtype=np.uint8))
-    for offset, tensor in laid_out.places:
-        data = tensor_bytes(tensor).numpy()
-        if offset < laid_out.partial_words_at:
-            _copy(found, target, offset, data)
-        else:
-            target[offset : offset + data.nbytes] = data
-    for offset, piece in found.pieces(laid_out.partial_words_at, target[laid_out.partial_words_at :]):
-        found.add(offset, piece)
-    return found.hexdigest()
+    return LiveChecksum(laid_out, np.frombuffer(body, np.uint8, laid_out.size_bytes)).hexdigest()
 
 
 class LiveChecksum:
-    """The checksum that `copy_into` would return now, without the copy.
+    """The checksum of the image that is laid out, as its tensors are now.
 
-    Tensors of a GPU are summed there, behind the kernels that compute them, and `hexdigest` waits
-    for the sums. What changes the tensors in between changes nothing here.
+    Without a copy, tensors of a GPU are summed there, behind the kernels that compute them, and
+    `hexdigest` waits for the sums. What changes the tensors in between changes nothing here.
     """
 
-    def __init__(self, laid_out: Layout) -> None:
+    def __init__(self, laid_out: Layout, copy: Bytes | None = None) -> None:
+        """copy: takes the image as well."""
+        self._copy = copy
         self._found = found = ImageChecksum(laid_out.size_bytes)
         self._sums: list[tuple[int, Tensor]] = []  # of pieces on a GPU: offset, int64 []
         # From here on tensors are no whole words; (offset, uint8 [n]) of those on a GPU.
         self._partial_at = laid_out.partial_words_at
-        self._partial = np.zeros(laid_out.size_bytes - self._partial_at, dtype=np.uint8)
+        size_bytes = laid_out.size_bytes - self._partial_at
+        self._partial = np.zeros(size_bytes, np.uint8) if copy is None else copy[self._partial_at :]
         self._partial_there: list[tuple[int, Tensor]] = []
-        for offset, piece in found.pieces(0, np.frombuffer(laid_out.head, dtype=np.uint8)):
-            found.add(offset, piece)
+        self._add_here(0, np.frombuffer(laid_out.head, dtype=np.uint8))
         for offset, tensor in laid_out.places:
-            if tensor.device.type == "cpu":
+            if copy is not None or tensor.device.type == "cpu":
                 self._add_here(offset, tensor_bytes(tensor).numpy())
             elif offset >= self._partial_at:
                 self._partial_there.append((offset, device_bytes(tensor).clone()))
@@ -130,32 +121,29 @@ class LiveChecksum:
         return found.hexdigest()
 
     def _add_here(self, offset: int, data: Bytes) -> None:
+        """Sum and copy, a piece at a time, by one thread.
+
+        A piece that was just summed is still in the processor's cache. If two ranks of a node do it
+        at the same time, this takes three quarters of the time of a pass for each. torch's copy
+        would take several threads, which wait for each other. When the other ranks of a node use
+        the processors, that costs twenty times what it wins (90 MB: 8 ms by one thread; by two
+        threads 6 ms on an idle machine, 200 ms beside another rank). numpy lets other Python
+        threads run meanwhile.
+        """
         if offset >= self._partial_at:
             start = offset - self._partial_at
             self._partial[start : start + data.nbytes] = data
             return
         for at, piece in self._found.pieces(offset, data):
             self._found.add(at, piece)
+            if self._copy is not None:
+                self._copy[at : at + piece.nbytes] = piece
 
 
 def _words_there(tensor: Tensor) -> Tensor:
     """The same, in memory that can be seen as 64-bit words."""
     found = device_bytes(tensor)
     return found.clone() if found.storage_offset() % WORD_BYTES else found
-
-
-def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None:
-    """Sum and copy, a piece at a time, by one thread.
-
-    A piece that was just summed is still in the processor's cache. If two ranks of a node do it at
-    the same time, this takes three quarters of the time of a pass for each. torch's copy would take
-    several threads, which wait for each other. When the other ranks of a node use the processors,
-    that costs twenty times what it wins (90 MB: 8 ms by one thread; by two threads 6 ms on an idle
-    machine, 200 ms beside another rank). numpy lets other Python threads run meanwhile.
-    """
-    for at, piece in found.pieces(offset, data):
-        found.add(at, piece)
-        target[at : at + piece.nbytes] = piece
 
 
 def read(image: bytearray | memoryview) -> tuple[dict[str, Tensor], Any]:

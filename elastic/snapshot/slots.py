@@ -58,8 +58,6 @@ class SnapshotInfo:
     step: int
     epoch: int
     generation: int
-    world_size: int
-    torch: str
     chain: str = ""
     checksum: str = ""
     line: dict[str, Any] | None = None

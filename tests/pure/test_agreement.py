@@ -47,7 +47,7 @@ class Node:
     def trains(self, step, value, *, is_kept=True):
         """Ends the step with this state, of which a snapshot is taken where there is room."""
         self.value.fill_(value)
-        info = SnapshotInfo(step=step, epoch=0, generation=2, world_size=2, torch="2")
+        info = SnapshotInfo(step=step, epoch=0, generation=2)
         if is_kept:
             checksum = self.snapshotting.take(self.flatten(), info).snapshot.info.checksum
         else:

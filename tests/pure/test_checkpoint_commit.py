@@ -47,13 +47,16 @@ def run_prune(store, step, *, keep, generation=1, newest=lambda: 1, resumed_from
     )
 
 
-def loadable_steps(store):
-    """Steps of all records; every one of them must load and hold its own image."""
+def loadable_steps(store, *, needed=0):
+    """Steps of all records; every one of them must load and hold its own image, or have lost its
+    payload where its step is not needed.
+    """
     clock = FakeClock()
     records, damages = list_commits(store, clock)
     assert damages == []
     for record in records:
-        assert bytes_of(store, record, clock) == image_of(record.step, record.generation)
+        if record.step >= needed or record.payload in store.objects:
+            assert bytes_of(store, record, clock) == image_of(record.step, record.generation)
     return [record.step for record in records]
 
 
@@ -175,7 +178,8 @@ def test_two_writers_of_one_step_make_a_loadable_checkpoint(
     nothing.
 
     Also over a store that ignores the create-only header. A save that was acknowledged must be
-    there afterwards, or a newer one.
+    there afterwards, or a newer one. Where both the zombie and who swept its attempt are killed, an
+    older record may stay without its payload until the next sweep.
     """
     objects, acknowledged, operations = {}, [], itertools.count()
     run_commit(FakeStore(objects), 1)
@@ -208,9 +212,10 @@ def test_two_writers_of_one_step_make_a_loadable_checkpoint(
         yield from itertools.cycle(range(3))
 
     Turns([writer(1, 2), writer(1, 2, 3), writer(2, 2, 3, 4)]).play(in_turn(), kill_after)
-    steps = loadable_steps(FakeStore(objects))
+    needed = max(acknowledged, default=1)
+    steps = loadable_steps(FakeStore(objects), needed=needed)
     assert steps
-    assert steps[0] >= max(acknowledged, default=1)
+    assert steps[0] >= needed
 
 
 @given(st.integers(0, 12), st.integers(1, 3))

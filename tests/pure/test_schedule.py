@@ -57,7 +57,7 @@ def test_the_save_interval_is_where_saving_costs_as_losing():
 
 
 def published(step, cost_s):
-    info = SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="")
+    info = SnapshotInfo(step=step, epoch=0, generation=1)
     snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
     return PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=cost_s)
 

@@ -39,7 +39,7 @@ class Node:
 
 
 def info_of(step, checksum=""):
-    return SnapshotInfo(step=step, epoch=0, generation=1, world_size=2, torch="2", checksum=checksum)
+    return SnapshotInfo(step=step, epoch=0, generation=1, checksum=checksum)
 
 
 def snapshotting_of(node, clock=None, **how):

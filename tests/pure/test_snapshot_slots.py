@@ -23,7 +23,7 @@ SLOTS = st.integers(0, 2)
 
 
 def info(step, **fields):
-    return SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="2", **fields)
+    return SnapshotInfo(step=step, epoch=0, generation=1, **fields)
 
 
 class SlotsAndTheirTwin(RuleBasedStateMachine):
@@ -142,7 +142,7 @@ def write(rounds):
             body[start : start + 4096] = bytes([value % 256]) * 4096
             if rounds == 0 and start == 4096:
                 print(os.getpid(), flush=True)
-        info = SnapshotInfo(step=value, epoch=0, generation=1, world_size=1, torch="2")
+        info = SnapshotInfo(step=value, epoch=0, generation=1)
         slots.publish(slot, size_bytes=len(body), info=info)
         rounds -= 1
 for line in sys.stdin:

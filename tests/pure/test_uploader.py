@@ -79,7 +79,7 @@ def slots():
 
 
 def info(step, generation=1, **fields):
-    return SnapshotInfo(step=step, epoch=0, generation=generation, world_size=1, torch="2", **fields)
+    return SnapshotInfo(step=step, epoch=0, generation=generation, **fields)
 
 
 def image_of(step, data_bytes=64):

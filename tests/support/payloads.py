@@ -65,7 +65,7 @@ def commit_payload(
 ) -> Committed:
     """As a writer does. Raises as `commit`."""
     clock = clock or SystemClock()
-    save = Save(run_id=run_id, step=step, epoch=0, generation=generation, world_size=1, torch="2")
+    save = Save(run_id=run_id, step=step, generation=generation)
     limits = WriteLimits(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
     with in_memory_file(data) as payload:
         return commit(

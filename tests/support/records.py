@@ -29,7 +29,6 @@ RECORD = CommitRecord(
     format=FORMAT,
     run_id=IDENTITY.run_id,
     step=3,
-    epoch=0,
     generation=1,
     write_id="0123456789abcdef" * 2,
     attempt="a-000001-01234567",
@@ -37,7 +36,5 @@ RECORD = CommitRecord(
     sha256="0" * 64,
     checksum="0" * 64,
     digest="0" * 64,
-    world_size=1,
-    torch="2",
     created=1.0,
 )

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-
 from elastic.data.record import record_of
 from elastic.events import FirstStep
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
@@ -117,8 +115,6 @@ class StepRecorder:
             step=step,
             epoch=epoch,
             generation=self._parts.link.generation,
-            world_size=self._parts.groups.world_size,
-            torch=str(torch.__version__),
             chain=self._chain,
             line=None if line is None else line.to_json(),
             data=self._data[1],
