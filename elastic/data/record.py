@@ -16,8 +16,8 @@ from elastic.system.untrusted import Count, Positive, decode, pattern
 
 _Hash = Annotated[str, pattern("[0-9a-f]{0,16}", "up to 16 digits in hex")]
 
-_SO_FAR = "samples", "tail", "weights", "order_so_far"  # of a run that may become longer or shorter
-_WHOLE = "samples", "epochs", "steps", "tail", "weights", "order"
+_SO_FAR = "samples", "tail", "order_so_far"  # of a run that may become longer or shorter
+_WHOLE = "samples", "epochs", "steps", "tail", "order"
 _MAKE_ALIKE = (
     "make the same whole data set in every process and generation: give a split a generator of its own"
     " (torch.Generator().manual_seed(0)) and sort lists of files"
@@ -26,17 +26,15 @@ _MAKE_ALIKE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
-    """weights: of a weighted draw, empty for permutations. order: of the recipe's own, all epochs
-    of the run; order_so_far: of those up to the epoch of the state that the record stands beside;
-    both are empty for permutations. contents: of each part of the dataset. recipe: of the recipe's
-    text.
+    """order: of weights, or of an order of the recipe's own in all epochs of the run; order_so_far:
+    in those up to the epoch of the state that the record stands beside; both are empty for
+    permutations. contents: of each part of the dataset. recipe: of the recipe's text.
     """
 
     samples: Count
     epochs: Positive
     steps: Positive
     tail: Annotated[str, pattern("drop|pad", "drop or pad")]
-    weights: _Hash = ""
     order: _Hash = ""
     order_so_far: _Hash = ""
     contents: dict[str, _Hash] = field(default_factory=dict)
@@ -50,16 +48,14 @@ def record_of(
     order: SampleOrder, epoch: int, contents: dict[str, str] | None = None, recipe: str = ""
 ) -> DataRecord:
     """The record beside a state of this epoch, from 0; it may lie behind the run's end."""
-    draws = order.draws
-    hashes = () if draws is None else draws.order_sha256
+    hashes = ("",) if order.draws is None else order.draws.sha256
     return DataRecord(
         samples=order.samples,
         epochs=order.epochs,
         steps=order.steps,
         tail=order.tail.value,
-        weights="" if draws is None else draws.weights_sha256,
-        order=hashes[-1] if hashes else "",
-        order_so_far=hashes[min(epoch, len(hashes) - 1)] if hashes else "",
+        order=hashes[-1],
+        order_so_far=hashes[min(epoch, len(hashes) - 1)],
         contents=contents or {},
         recipe=recipe,
     )

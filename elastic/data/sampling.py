@@ -120,7 +120,7 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
         so_far = f"{chained[-1] if chained else ''} {of_epochs[-1]}"
         chained.append(hashlib.sha256(so_far.encode()).hexdigest()[:16])
     draws = Draws(
-        of_epoch=partial(_ask_again, ask, tuple(of_epochs)), ends=tuple(ends), order_sha256=tuple(chained)
+        of_epoch=partial(_ask_again, ask, tuple(of_epochs)), ends=tuple(ends), sha256=tuple(chained)
     )
     return replace(plain, epochs=len(ends), draws=draws)
 

@@ -79,7 +79,6 @@ def test_an_order_is_compared_as_far_as_it_was_trained():
     [
         ("samples", 23),
         ("steps", 9),
-        ("weights", "ab"),
         ("order", "cd"),
         ("contents", SPLIT | {"dataset.indices": "cc"}),
     ],
