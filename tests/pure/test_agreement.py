@@ -11,7 +11,6 @@ from steps import ALONE, groups_of
 
 from elastic.divergence import Divergence, vote_of
 from elastic.errors import RecipeNotExact, StatesDiffer
-from elastic.observe.log import EventLog, read_events
 from elastic.proof.agreement import Agreement, Comparison
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.image import LiveChecksum
@@ -191,18 +190,6 @@ def test_the_redo_shows_which_node_was_wrong(ranks):
         assert [wanted for wanted, *_ in answers] == [[True, True, False]] * 2
         assert [nodes for _, nodes, *_ in answers] == [expected] * 2
         assert [settled for *_, settled, _ in answers] == [bool(expected)] * 2
-
-
-def test_the_line_blames_a_machine_or_what_was_read(tmp_path, capsys):
-    """The two cannot be told apart the first time, and only the recipe's author knows."""
-    log = EventLog(tmp_path / "u.jsonl", node="node0", clock=FakeClock())
-    node = Node(ALONE, difference([1, 5, 1]), log)
-    node.agreement.step = 2
-    node.agreement.begin()
-    said = capsys.readouterr().out
-    assert "a machine computed something else (node1), or the recipe read what" in said
-    (event,) = read_events(tmp_path)
-    assert (event.event.nodes, event.event.verdict) == (["node1"], "machine")
 
 
 def told(member, values, step, known_step=None, redo=False, agreed=None):

@@ -1,7 +1,6 @@
 """A check of a recipe compares every step that a run trained with that of the calm run."""
 
-import json
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,14 +10,11 @@ from elastic.check import command, plan
 from elastic.check.check import (
     Checked,
     Proof,
-    RecipeFailed,
     Result,
     first_difference,
     unsteady_values,
 )
 from elastic.check.plan import USUAL_CAUSE, launches
-from elastic.config.options import CheckOptions
-from elastic.errors import UsageError
 from elastic.faults.plan import parse
 from elastic.proof.evidence import LOSS, TraceLine
 
@@ -153,32 +149,3 @@ def test_a_run_that_failed_says_why_in_its_row_and_whole_below():
 def test_the_conclusion_says_what_was_not_proved():
     exact = command.verdict(found(proof(), notes=["note: model.queue: a buffer"])).splitlines()
     assert exact[:2] == ["note: model.queue: a buffer", exact[1]] and exact[1].startswith("exact: every")
-
-
-@pytest.mark.parametrize(
-    ("error", "result", "code"),
-    [
-        (UsageError("expected a number"), "refused", 2),
-        (RecipeFailed("ValueError: no"), "failed", 1),
-    ],
-)
-def test_a_check_that_breaks_off_prints_one_json_document_too(
-    tmp_path, monkeypatch, capsys, error, result, code
-):
-    """The same keys as in that of a whole check, and the rows that were known by then."""
-    recipe = tmp_path / "r.py"
-    recipe.write_text("import elastic")
-
-    def breaks_off(_options, tell):
-        tell(proof())
-        raise error
-
-    monkeypatch.setattr(command, "check", breaks_off)
-    options = CheckOptions(recipe=str(recipe), recipe_args=(), steps=None, as_json=True)
-    with pytest.raises(type(error)):
-        command.run_check(options)
-
-    document = json.loads(capsys.readouterr().out)
-    assert (document["result"], document["exit_code"], document["error"]) == (result, code, str(error))
-    assert document["proofs"] == [asdict(proof())]
-    assert set(document) == {each.name for each in fields(Checked)}

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch.distributed as dist
 
-from elastic.errors import PeerLost, UsageError
+from elastic.errors import UsageError
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.ends import LEFT, LoopEnd
 from elastic.train.loop.leaving import explain_loss
@@ -135,21 +135,6 @@ def test_a_second_loop_over_the_steps_is_refused():
     by_break(loop, lambda: steps)
     with pytest.raises(UsageError, match="a second loop"):
         by_break(loop, lambda: steps)
-
-
-def test_an_error_at_an_early_end_ends_the_process_there(monkeypatch):
-    """A finalizer would swallow it, and the recipe's next lines would run."""
-    loop, end, _ = ending()
-    found = []
-    monkeypatch.setattr(script_end, "fail", found.append)
-    error = PeerLost("gone")
-
-    def fails(_reason):
-        raise error
-
-    loop.leave = fails
-    by_break(loop, end.steps)
-    assert found == [error]
 
 
 def two_ranks():

@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from elastic import State, Values
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.snapshot import image
-from elastic.train.state.built import Structure, check_alike, structure_of
+from elastic.train.state.built import Structure, check_alike
 from elastic.train.state.flat import BOUNDARY, FlatState, alignment, checksum_of
 
 STEPS, LOADED_AFTER = 12, 5
@@ -314,17 +314,6 @@ def test_an_optimizers_state_keeps_the_order_of_the_calm_run(order):
     assert list(state.objects["optimizer"].param_groups[0]) == list(
         other.objects["optimizer"].param_groups[0]
     )
-
-
-def test_names_of_tied_and_loose_parameters_are_stable():
-    """A tied one has its first name. One of no module has its own, if the recipe gave names."""
-    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
-    model["b"].weight = model["a"].weight
-    scale, shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([model["b"].weight, scale])
-    named = torch.optim.SGD([("shift", shift)])
-    found = structure_of({"model": model, "optimizer": optimizer, "zz": named}).groups
-    assert found == {"optimizer": [["model.a.weight", "a parameter of shape [1]"]], "zz": [["shift"]]}
 
 
 def test_what_a_step_unfroze_and_added_survives_a_restart():

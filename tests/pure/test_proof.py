@@ -183,40 +183,32 @@ def test_rehearsals_come_early_and_then_cost_at_most_one_percent(step, before, c
     assert is_due(step, epoch_end=10, before=before, cost_s=cost_s, trained_s=trained_s) is due
 
 
-def test_what_must_come_back_is_told_from_what_may_be_shown():
-    class Meter:
-        def __init__(self):
-            self.total, self.seen = 0.5, [torch.ones(2)]
+class Meter:
+    def __init__(self):
+        self.total, self.seen = 0.5, [torch.ones(2)]
 
-    Meter.__module__ = __name__
-    found = {
-        name: text.partition(" ")[0] + " "
-        for name, value in {
-            "n": 1,
-            "weights": torch.ones(2),
-            "array": np.ones(2),
-            "net": nn.Linear(1, 1),
-            "draws": random.Random(0),
-            "numpy_draws": np.random.default_rng(0),
-            "torch_draws": torch.Generator(),
-            "best": {"w": torch.ones(1)},
-            "meter": Meter(),
-        }.items()
-        for name, text in texts(name, value).items()
-    }
-    shown = {"n", "len(best)", "meter.total", "len(meter.seen)"}
-    assert {name for name, kind in found.items() if kind == SHOWN} == shown
-    assert {name for name, kind in found.items() if kind == STATE} == {
-        "weights",
-        "array",
-        "net.weight",
-        "net.bias",
-        "draws",
-        "numpy_draws",
-        "torch_draws",
-        "best['w']",
-        "meter.seen[0]",
-    }
+
+@pytest.mark.parametrize(
+    ("value", "shown", "state"),
+    [
+        (1, [""], []),
+        (torch.ones(2), [], [""]),
+        (np.ones(2), [], [""]),
+        (nn.Linear(1, 1), [], [".weight", ".bias"]),
+        (random.Random(0), [], [""]),
+        (np.random.default_rng(0), [], [""]),
+        (torch.Generator(), [], [""]),
+        ({"w": torch.ones(1)}, [None], ["['w']"]),
+        (Meter(), [".total", None], [".seen[0]"]),
+    ],
+    ids=["number", "tensor", "array", "module", "random", "numpy", "torch", "dict", "object"],
+)
+def test_what_must_come_back_is_told_from_what_may_be_shown(value, shown, state):
+    """None: the length of a container, whose name begins otherwise."""
+    found = texts("x", value)
+    kinds = {None if name.startswith("len(") else name[1:]: text for name, text in found.items()}
+    assert {name for name, text in kinds.items() if text.startswith(SHOWN)} == set(shown)
+    assert {name for name, text in kinds.items() if text.startswith(STATE)} == set(state)
 
 
 def counter(start, seen=[]):  # noqa: B006 - what it remembers
