@@ -12,7 +12,7 @@ train: $(READY)
 	$(BIN)/elastic-train recipes/barlow.py --min-nodes 1 --max-nodes 4
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -37,13 +37,12 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
-# Run every scenario on containers, or on namespaces if there is no container engine. Needs root, and
-# installs missing programs with apt. NAMES="zombie undisturbed": only these. NAMES=--quick: one of each kind.
+# Run every scenario on containers. Needs root, and installs missing programs with apt. NAMES="zombie undisturbed": only these. NAMES=--quick: one of each kind.
 cluster: $(READY)
 	$(BIN)/python tests/cluster/run.py $(NAMES)
 
 # Run every scenario on a real Slurm, of Debian's packages in a temporary folder; needs apt-get, and no
-# root. NAMES="requeued time_limit": only these.
+# root. NAMES="preempted time_limit": only these.
 slurm: $(READY)
 	$(BIN)/python tests/slurm/play.py $(NAMES)
 

@@ -12,7 +12,7 @@ the worker is doing:
   steps compile. Their limit is 1800 s.
 - What the recipe does after its last step is saved may take any time. It has no limit, and a hang
   there is not detected.
-- A process that a signal stopped has the limit of its phase.
+- A process that a signal stopped makes no progress in any phase. Its limit is 10 s.
 - Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed
   last: the rank that it waits for normally exceeds its own limit first. Only if none does, on any
   node, is something wrong with the waiting itself, for example a network that swallows messages. So
@@ -20,8 +20,8 @@ the worker is doing:
   others wait for it; and of several workers over their limits, a waiting one is chosen only if all
   of them wait.
 
-`--hang-timeout` sets one limit instead for steps and for the recipe's own code; a waiting rank has
-twice that. Starting and saving have at least their 1800 s.
+`--hang-timeout` sets one limit instead for steps, for the recipe's own code and for a stopped
+process; a waiting rank has twice that. Starting and saving have at least their 1800 s.
 
 elastic/system/silence.py says why an observer that was itself stopped or starved does not blame a
 worker when it comes back. The detector does not promise to be right: a step that takes far longer
@@ -52,6 +52,14 @@ _DOING = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """One worker at one moment. While its samples are equal, the worker is silent."""
+
+    heartbeat: Heartbeat
+    is_stopped: bool  # by a signal such as SIGSTOP
+
+
 @dataclass(slots=True)
 class WorkerHistory:
     """What is known of one worker of this generation.
@@ -59,7 +67,7 @@ class WorkerHistory:
     A stretch is the time between two changes of the worker's heartbeat.
     """
 
-    heartbeat: Heartbeat
+    sample: WorkerSample
     since_s: float  # the current stretch began then or later
     silence: Silence = field(default_factory=Silence)
     timed_steps: int = 0  # ended stretches of its own part of a step
@@ -75,23 +83,23 @@ class HangDetector:
         self.workers: dict[int, WorkerHistory] = {}  # a new generation begins with none
         self._observed_s = 0.0  # time of the last observation
 
-    def observe(self, heartbeats: Mapping[int, Heartbeat], *, now_s: float) -> None:
-        """heartbeats: of every worker that runs, by rank. Workers without one are forgotten."""
+    def observe(self, samples: Mapping[int, WorkerSample], *, now_s: float) -> None:
+        """samples: one for every worker that runs, by rank. Workers without one are forgotten."""
         before, self.workers = self.workers, {}
-        for rank, now in heartbeats.items():
+        for rank, sample in samples.items():
             # One that is new may have been in its phase for any time before.
-            worker = self.workers[rank] = before.get(rank) or WorkerHistory(now, now_s)
+            worker = self.workers[rank] = before.get(rank) or WorkerHistory(sample, now_s)
             if rank not in before:
                 continue
-            if (length_s := self._ended_step_s(worker, now, now_s)) is not None:
+            if (length_s := self._ended_step_s(worker, sample, now_s)) is not None:
                 self.longest_step_s = max(self.longest_step_s, length_s)
                 worker.timed_steps += 1
-            if now == worker.heartbeat:
+            if sample == worker.sample:
                 elapsed_s = now_s - self._observed_s
                 worker.silence = worker.silence.grow(elapsed_s, limit_s=self._limit_s(worker))
             else:
                 # It may have changed right after the last observation.
-                worker.heartbeat, worker.since_s, worker.silence = now, self._observed_s, Silence()
+                worker.sample, worker.since_s, worker.silence = sample, self._observed_s, Silence()
         self._observed_s = now_s
 
     @property
@@ -107,15 +115,15 @@ class HangDetector:
         rank, worker = min(over, key=lambda found: self._blame_order(*found))
         return HangDetected(
             rank=rank,
-            place=worker.heartbeat.phase.name.lower(),
+            place=worker.sample.heartbeat.phase.name.lower(),
             silence_s=worker.silence.seconds,
             limit_s=self._limit_s(worker),
             reason=self._reason(rank, worker),
         )
 
-    def _ended_step_s(self, last: WorkerHistory, now: Heartbeat, now_s: float) -> float | None:
+    def _ended_step_s(self, last: WorkerHistory, sample: WorkerSample, now_s: float) -> float | None:
         """The length, rounded up, of a worker's part of a step that has just ended."""
-        before = last.heartbeat
+        before, now = last.sample.heartbeat, sample.heartbeat
         if before.phase is Phase.START:
             return None
         if before.phase is Phase.STEP and now.beats != before.beats:
@@ -125,7 +133,9 @@ class HangDetector:
 
     def _limit_s(self, worker: WorkerHistory) -> float:
         usual_s = MAX_LIMIT_S if self.fixed_limit_s is None else self.fixed_limit_s
-        match worker.heartbeat.phase:
+        if worker.sample.is_stopped:
+            return MIN_LIMIT_S if self.fixed_limit_s is None else usual_s
+        match worker.sample.heartbeat.phase:
             case Phase.AFTER:
                 return inf
             case Phase.START | Phase.SAVE:
@@ -146,15 +156,19 @@ class HangDetector:
             return MAX_LIMIT_S
         return min(max(STEP_FACTOR * self.longest_step_s, MIN_LIMIT_S), MAX_LIMIT_S)
 
-    def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[bool, float, int]:
-        """Working ones first, then waiting ones."""
-        return worker.heartbeat.phase is Phase.WAIT, -worker.silence.seconds / self._limit_s(worker), rank
+    def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
+        """Stopped processes first, then working ones, then waiting ones."""
+        kind = 0 if worker.sample.is_stopped else 2 if worker.sample.heartbeat.phase is Phase.WAIT else 1
+        return kind, -worker.silence.seconds / self._limit_s(worker), rank
 
     def _reason(self, rank: int, worker: WorkerHistory) -> str:
-        phase = worker.heartbeat.phase
-        is_learned = phase is Phase.STEP and self.fixed_limit_s is None
+        sample = worker.sample
+        doing = "in a process that a signal stopped" if sample.is_stopped else _DOING[sample.heartbeat.phase]
+        is_learned = (
+            sample.heartbeat.phase is Phase.STEP and not sample.is_stopped and self.fixed_limit_s is None
+        )
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
-            f"rank {rank} hangs: no progress for {worker.silence.seconds:.3g} s {_DOING[phase]} "
+            f"rank {rank} hangs: no progress for {worker.silence.seconds:.3g} s {doing} "
             f"(limit {self._limit_s(worker):.4g} s{known}; --hang-timeout sets another)"
         )

@@ -9,22 +9,23 @@ works even if the main thread never returns to Python code. A worker that has no
 is ended by the signal, which does no harm: it is about to be killed anyway.
 """
 
+import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.hang_detector import HangDetector
+from elastic.agent.hang_detector import HangDetector, WorkerSample
 from elastic.agent.workers import NodeWorkers
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock, since_boot_s
 from elastic.system.control_page import ControlPage
 from elastic.system.growing_file import read_from, size_bytes
-from elastic.system.processes import signal_main_thread
+from elastic.system.processes import is_stopped, signal_main_thread
 from elastic.system.worker_error import WorkerError
 
-POLL_S = 0.2  # limits are seconds long
+POLL_S = 0.2  # limits are seconds long, and a sample of a worker reads a file of /proc
 ANSWER_LIMIT_S = 1.0
 ANSWER_POLL_S = 0.01
 QUIET_POLLS = 5  # a dump that has not grown for so many polls is complete: faulthandler marks no end
@@ -53,8 +54,11 @@ class Watchdog:
         if self.hung is not None or now_s - self.polled_s < POLL_S:
             return
         self.polled_s = now_s
-        heartbeats = {rank: self.page.heartbeat(start.local_rank) for rank, start in workers.running.items()}
-        self.detector.observe(heartbeats, now_s=now_s)
+        samples = {
+            rank: WorkerSample(self.page.heartbeat(start.local_rank), is_stopped(workers.pid(rank)))
+            for rank, start in workers.running.items()
+        }
+        self.detector.observe(samples, now_s=now_s)
         self.hung = self.detector.hung
 
     def record_hang(self, workers: NodeWorkers) -> None:
@@ -70,14 +74,17 @@ class Watchdog:
 def dump_stacks(pid: int, log: Path, clock: Clock) -> str:
     """Signal the process, which writes to `log`; returns its stacks.
 
-    Empty if none came in time, as of a process that a signal stopped, or the log cannot be read:
-    there is none if the disk was full.
+    Empty if none came in time, or the log cannot be read: there is none if the disk was full.
     """
     start = size_bytes(log)
+    was_stopped = is_stopped(pid)
     with suppress(ProcessLookupError):
         # The handler runs in the thread that takes the signal. Another thread would dump all stacks
         # while the main thread goes on, and show the main thread where it is not stuck.
         signal_main_thread(pid, signal.SIGQUIT)
+        if was_stopped:
+            # A stopped process handles the signal only once it is continued.
+            os.kill(pid, signal.SIGCONT)
     deadline = clock.monotonic() + ANSWER_LIMIT_S
     dump, quiet = "", 0
     while clock.monotonic() < deadline and quiet < QUIET_POLLS:

@@ -32,6 +32,11 @@ def _stat(pid: int) -> list[bytes]:
         return []
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP stopped the process; false for one held by a debugger."""
+    return _stat(pid)[:1] == [b"T"]
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process began, in clock ticks since the boot; None where there is none."""
     fields = _stat(pid)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from apt import need
-from containers import Containers
 from machines import UNPRIVILEGED, Machine, Machines, command
 from oracle import AHEAD_S
 from supervised import remove
@@ -57,19 +56,18 @@ class Launch:
 class Cluster(ExitStack):
     """At the end of the block all machines are gone.
 
+    name: what all that is made here begins with (supervised.py).
     warm: the process of `enter.py`, which nodes are forked from.
     shares_run: the nodes share the folder `run`; else each starts in a folder of its own.
     gateway: the address of this machine in the nodes' network.
     shared: folder that all nodes see as SHARED. node_files: what nodes print, and their own disks.
     """
 
-    def __init__(
-        self, make_machines: Callable[[Path], Machines], warm: ForkServerClient, *, shares_run: bool
-    ) -> None:
+    def __init__(self, name: str, warm: ForkServerClient, *, shares_run: bool) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.callback(remove, self.folder)
-        self.machines = make_machines(self.folder)
+        self.machines = Machines(name, self.folder)
         self.callback(self.machines.close)
         self.shared, self.node_files = self.folder / "shared", self.folder / "nodes"
         self.launches: list[Launch] = []
@@ -184,8 +182,6 @@ class Pods(Cluster):
     address. The kubelet's part is played: containers, signals, names. The API server, the scheduler
     and controllers are not.
     """
-
-    machines: Containers  # run.py leaves cases with pods out where none can run
 
     def make(self, *names: str, **how: Any) -> None:
         """A pod's container begins with its agent."""

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from apt import need
-from containers import BASE, NODE, docker
 from etcd_servers import etcd_program
 from gates import wait_for
-from machines import ROOT, command, mounts
+from machines import BASE, NODE, ROOT, command, docker, mounts
 from oracle import Evidence, Injection, evidence
 from run_storage import reached
 from scenario_runner import ScenarioFailed

@@ -40,7 +40,7 @@ FAULTS = (
     (2, "calm shut early several leavers", "_terminate", ""),
     (2, "calm shut early", "_start", ""),
     (2, "calm shut", "_refused", ""),
-    (1, "calm saved", "flip|truncate newest checkpoint", ""),
+    (1, "calm saved", "flip newest checkpoint", ""),
     (2, "jumps", "jump|jump-back node NODE", ""),
     (1, "free volume", "fill volume", "3"),
     (1, "free etcd", "kill member e1|e2|e3", "3"),

@@ -11,7 +11,7 @@ judged by the same rules. The log has the command that plays a failed case again
 
 Exit 1: a run did not survive its faults, or took another course than its scenario expects. Its
 files are kept, and their folder is printed. Exit 2: this machine can run no scenario; the reason is
-printed. If no container can run, the scenarios run on namespaces of this machine.
+printed.
 """
 
 import argparse
@@ -21,9 +21,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,9 +32,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 import compose
 from apt import NotAvailable
 from cluster import ENTER, Cluster, Pods
-from containers import Containers, engine, make_image
-from machines import ROOT, Machines
-from namespaces import Namespaces, need_namespaces
+from machines import ROOT, engine, make_image
 from oracle import Evidence, Verdict, history, judge, undisturbed
 from random_scenario import Place, draw_scenario
 from scenario import Scenario, parse
@@ -63,20 +60,8 @@ QUICK = (
     "c10d_host_killed",
     "storage_503",
 )
+Case = Scenario | compose.Profile
 FAILURES = ScenarioFailed, TimeoutError, RuntimeError, NotAvailable, ElasticError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Harness:
-    """How machines are made here, and the process that nodes are forked from.
-
-    run: the name that all of them begin with (supervised.py).
-    """
-
-    run: str
-    make_machines: Callable[[Path], Machines]
-    has_containers: bool
-    warm: ForkServerClient
 
 
 def main() -> int:
@@ -86,14 +71,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     for flag in ("--quick", "--list", "--random"):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--namespaces", action="store_true", help="no containers, even where they can run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0, help="begin no case after that [10]")
     parser.add_argument("--cases", type=int, help="how many, whatever time they take")
     parser.add_argument("--place", type=Place, help=", ".join(place.value for place in Place))
     wanted = parser.parse_args()
     scenarios = {path.stem: parse(path.stem, path.read_text()) for path in sorted(SCENARIOS.glob("*.txt"))}
-    cases: dict[str, Scenario | compose.Profile] = {
+    cases: dict[str, Case] = {
         **scenarios,
         **{case.name: case for case in compose.PROFILES},
     }
@@ -108,7 +92,7 @@ def main() -> int:
     environment.pin_threads()  # as the command does
     environment.set_up_malloc()
     environment.fix_hashing()
-    return supervised(lambda run: play(run, chosen, only_namespaces=wanted.namespaces))
+    return supervised(lambda run: play(run, chosen))
 
 
 def drawn(wanted: argparse.Namespace) -> Iterator[Scenario]:
@@ -124,51 +108,26 @@ def drawn(wanted: argparse.Namespace) -> Iterator[Scenario]:
         yield parse(f"chaos-{seed}-{place.value}", text)
 
 
-def play(run: str, cases: Iterator[Scenario | compose.Profile], *, only_namespaces: bool) -> int:
-    """The exit code; see the head of this file."""
-    began_s, failed, count = time.monotonic(), [], 0
+def play(run: str, cases: Iterable[Case]) -> int:
+    """The exit code; see the head of this file. run: the name that all machines begin with
+    (supervised.py).
+    """
+    began_s, failed = time.monotonic(), []
     try:
-        harness = open_harness(run, only_namespaces=only_namespaces)
+        if os.geteuid() != 0:
+            raise NotAvailable("expected to be root, who alone may cut networks; run this as root")
+        print(f"Docker engine {engine()}", flush=True)
+        make_image()
     except NotAvailable as reason:
         print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
-    for case in cases:
-        if {"pods", "memory", "compose"} & {*case.settings} and not harness.has_containers:
-            print(f"{case.name}: NOT TESTED, it needs containers", flush=True)
-            continue
-        count += 1
-        if not survives(case, harness):
+    warm, count = ForkServerClient.spawn(ENTER), 0
+    for count, case in enumerate(cases, start=1):
+        if not survives(case, f"{run}{count:02x}", warm):
             failed.append(case.name)
     minutes = (time.monotonic() - began_s) / 60
     print(f"{count} cases in {minutes:.1f} minutes; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
-
-
-def open_harness(run: str, *, only_namespaces: bool) -> Harness:
-    """Machines are containers, else namespaces, with a warning. Raises NotAvailable where neither
-    is possible.
-    """
-    if os.geteuid() != 0:
-        raise NotAvailable(
-            "expected to be root, because only root may enter containers and cut their networks; run this as root"
-        )
-    kind: type[Machines] = Containers
-    try:
-        if only_namespaces:
-            raise NotAvailable("namespaces were asked for")
-        print(f"Docker engine {engine()}", flush=True)
-        make_image()
-    except NotAvailable as reason:
-        need_namespaces()
-        print(f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n", flush=True)
-        kind = Namespaces
-    numbers = itertools.count()
-    return Harness(
-        run=run,
-        make_machines=lambda folder: kind(f"{run}{next(numbers):02x}", folder),
-        has_containers=kind is Containers,
-        warm=ForkServerClient.spawn(ENTER),
-    )
 
 
 @cache
@@ -176,7 +135,7 @@ def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
     return undisturbed(recipe, Path(tempfile.mkdtemp(prefix="undisturbed-")), *arguments)
 
 
-def survives(case: Scenario | compose.Profile, harness: Harness) -> bool:
+def survives(case: Case, name: str, warm: ForkServerClient) -> bool:
     """Play and judge a case, and print how it went."""
     if isinstance(case, Scenario):
         expected = _undisturbed(TINY)
@@ -188,10 +147,10 @@ def survives(case: Scenario | compose.Profile, harness: Harness) -> bool:
             if isinstance(case, Scenario):
                 kind = Pods if "pods" in case.settings else Cluster
                 shares_run = "store" not in case.settings
-                cluster = kind(harness.make_machines, harness.warm, shares_run=shares_run)
+                cluster = kind(name, warm, shares_run=shares_run)
                 found = ScenarioRunner(case, stack.enter_context(cluster)).run()
             else:
-                found = compose.play(case, harness.run)
+                found = compose.play(case, name)
             verdict = judge(found, expected, case.settings["within"])
             problems, said = [*verdict.problems, *_course(case, found)], _summary(verdict)
         except FAILURES as error:
@@ -203,7 +162,7 @@ def survives(case: Scenario | compose.Profile, harness: Harness) -> bool:
     return not problems
 
 
-def _course(case: Scenario | compose.Profile, found: Evidence) -> list[str]:
+def _course(case: Case, found: Evidence) -> list[str]:
     """What differs from the history that a scenario expects."""
     expected, happened = case.expected, tuple(history(found.events))
     if not expected or happened == expected:

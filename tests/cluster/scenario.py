@@ -47,7 +47,7 @@ Faults of workers, named as `worker of rank 0` (-1 for the last rank): kill, sta
 is open, the worker takes all memory that it can get).
 
 Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
-newest checkpoint` (one bit), `truncate newest checkpoint`.
+newest checkpoint` (one bit).
 
 `cut power`: every node and the disk of the run's folder end at the same moment. The disk keeps only
 what was written to it by then; what still lay in the memory of its file system is lost.
@@ -71,7 +71,7 @@ COMMANDS = (
     ("", rf"until {EVENT}|says n\d+ .+|ends n\d+ \d+|hold \d+(\.\d+)?|release|end( \d+)+"),
     ("", rf"({FAULTS}) (every node|(node|member)s?( [en]\d+)+|nodes? of ranks?( \d+)+)"),
     ("", r"(kill|starve) workers? of ranks?( -?\d+)+"),
-    ("", r"(fill|lock) volume|(flip|truncate) newest checkpoint"),
+    ("", r"(fill|lock) volume|flip newest checkpoint"),
     ("disk", r"cut power"),
     ("pods", r"probe n\d+"),
     ("store", rf"uploaded {EVENT}|known \d+"),

@@ -6,13 +6,12 @@ half a second for it.
 Its own fork server is a fork of it (tests/support/forks_itself.py).
 
 DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that
-one. DRILL_SCRIPT, a path, is run instead of the command. DRILL_SHORTER sets a patience of the
-product for which a test need not wait: `elastic.agent.parts.STANDS_STILL_S=3`.
+one. DRILL_SCRIPT, a path, is run instead of the command. DRILL_RUNS, a path of a script, is run
+before all else.
 """
 
 import ctypes
 import functools
-import importlib
 import os
 import runpy
 import sys
@@ -50,13 +49,10 @@ def enter(pid: str) -> None:
 
 if __name__ == "__main__":
     forks_itself.patch()
+    if first := os.environ.get("DRILL_RUNS"):
+        runpy.run_path(first)
     if namespaces := os.environ.pop("DRILL_NAMESPACES", None):
         enter(namespaces)
-    for setting in os.environ.pop("DRILL_SHORTER", "").split():
-        name, _, seconds = setting.partition("=")
-        module, _, constant = name.rpartition(".")
-        assert float(seconds) <= getattr(importlib.import_module(module), constant)
-        setattr(sys.modules[module], constant, float(seconds))
     os.chdir(os.environ["DRILL_FOLDER"])
     if script := os.environ.pop("DRILL_SCRIPT", None):
         sys.argv[0] = script

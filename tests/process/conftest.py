@@ -150,17 +150,14 @@ class Drill(Gates):
         """
         return self.command(self._command(options, recipe, arguments), env)
 
-    def command(
-        self, words: list[str], env: dict[str, str] | None = None, *, console: int | None = None
-    ) -> Agent:
-        """Fork an agent with these arguments and no others. console: takes its output."""
+    def command(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
+        """Fork an agent with these arguments and no others."""
 
         words = without_rehearsals(words)
 
         def fork(out: IO[bytes]) -> Any:
-            to = out.fileno() if console is None else console
             request = StartRequest(command=(str(AGENT), *words), env=self._env(env))
-            return ForkedAgent(words, self.fork_server.start(request, (to, to)))
+            return ForkedAgent(words, self.fork_server.start(request, (out.fileno(), out.fileno())))
 
         return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
 

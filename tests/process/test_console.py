@@ -47,23 +47,6 @@ def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
     assert screen.lines == ["[rank0] one", "[rank0] two", "[rank0] thr"]
 
 
-def test_an_older_generations_log_is_printed_first(tmp_path):
-    """Both generations log under the same prefix; the old one has more than one poll reads."""
-    (tmp_path / "old.log").write_text("".join(f"old {n:060d}\n" for n in range(9000)))
-    (tmp_path / "new.log").write_text("new\n")
-    screen = Recorded()
-    follower = follower_of(tmp_path, screen)
-    follower.follow(tmp_path / "old.log", "rank0")
-    follower.follow(tmp_path / "new.log", "rank0")
-    follower.print_line("a word of the agent")
-    follower.start()
-
-    follower.stop()
-
-    assert len(screen.lines) == 9002
-    assert screen.lines[8999:] == [f"[rank0] old {8999:060d}", "a word of the agent", "[rank0] new"]
-
-
 class ClosedPipe(io.StringIO):
     def write(self, text):
         raise BrokenPipeError(text)

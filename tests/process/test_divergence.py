@@ -16,7 +16,6 @@ def each_node_of(drill):
 @pytest.mark.parametrize(
     ("nodes", "snapshots", "fault"),
     [
-        (1, "off", "step 9 rank 1: flip parameters"),
         (1, "audited", "step 9 rank 0: flip optimizer"),
         (2, "off", f"step {LAST} rank 1: flip"),
     ],

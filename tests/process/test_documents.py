@@ -2,7 +2,6 @@
 docs/porting.md, and that of docs/rules.md, whose wrong code is found.
 """
 
-import ast
 import csv
 import json
 import re
@@ -53,7 +52,15 @@ def codes(kind: str) -> list[tuple[str, str]]:
     ]
 
 
-EXACT = {path.stem: path.read_text() for path in EXAMPLES} | {"porting": PORTED.findall(GUIDE.read_text())[0]}
+def shorter(code: str) -> str:
+    """Enough steps for the kill, and for a later epoch where the code looks at epochs."""
+    epochs = 3 if "step.epoch" in code else 2 if "ends_epoch" in code else 1
+    code = re.sub(r"epochs=[34]\b", f"epochs={epochs}", code)
+    return re.sub(r"steps=\d+", "steps=16", code).replace("epochs=6", "epochs=3")
+
+
+EXACT = {path.stem: shorter(path.read_text()) for path in EXAMPLES}
+EXACT |= {"porting": PORTED.findall(GUIDE.read_text())[0]}
 EXACT |= {f"rules-{place}": code for place, (_, code) in enumerate(codes("right"))}
 
 
@@ -131,16 +138,11 @@ def test_wrong_code_is_found(found, code, drills, recipe, tmp_path):
 
 
 def test_the_words_of_each_refusal_are_those_of_a_message():
-    messages = [
-        node.value
-        for path in (ROOT / "elastic").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
+    sources = "".join(path.read_text() for path in (ROOT / "elastic").rglob("*.py"))
     table = RULES.partition("| words of the message |")[2].partition("\n## ")[0]
     quoted = [words for row in table.splitlines() for words in re.findall(r"`(.*?)`", row.split("|")[1:2][0])]
     assert len(quoted) > 20
-    assert [words for words in quoted if not any(words in each for each in messages)] == []
+    assert [words for words in quoted if words not in sources] == []
 
 
 def test_the_rules_have_the_code_that_is_tested():

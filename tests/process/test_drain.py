@@ -98,23 +98,6 @@ def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
 
 
-def test_the_node_that_stays_commits_the_leavers_last_step(drill, undisturbed):
-    """The node of rank 0 leaves, and exits only when a checkpoint holds the last step.
-
-    Its agent gets SIGTERM from the plan of faults.
-    """
-    drill.shut(6)
-    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0", "--faults", "step 5 node 0: terminate")
-    drill.stands(6, ranks=2)
-    leaver, other = drill.agents_of_ranks_0_and_1()
-    drill.happens("drain_requested")
-    drill.open(6)
-    leaver.ends_with(75)
-    assert drill.is_committed(6)
-    drill.ends_like(undisturbed, other)
-    assert drill.values("restored", "step", "source") == [(0, "none"), (6, "snapshot")]
-
-
 def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(drill, undisturbed):
     """No file of the agent that stays may be larger than 512 KiB, nor its memory for snapshots,
     while a state has 1 MB. So the leaver commits the newest state before the other goes on. A
@@ -137,17 +120,6 @@ def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(drill, undisturbed
     drill.open(6)
     drill.ends_like(undisturbed, other)
     assert drill.values("restored", "step", "source", "lost_steps") == [(0, "none", 0), (5, "checkpoint", 0)]
-
-
-def test_an_uploader_killed_in_the_last_save_is_started_again(drill, undisturbed):
-    """The save is tried again until the grace ends."""
-    drill.shut(8)
-    agent = drill.start(*MEMORY_ALONE, "--faults", "checkpoint 8 before-commit: kill uploader")
-    drill.drains(agent, 8)
-    assert "step 8 is saved" in agent.output.splitlines()[-1]
-    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 0)]
-    assert len(drill.events("fault_injected")) == len(drill.events("uploader_died")) == 1
 
 
 def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undisturbed):

@@ -153,37 +153,25 @@ def test_a_missing_or_wrong_password_is_refused(tmp_path):
 
 
 def test_tls_authenticates_both_sides(tmp_path):
-    """With the right CA and a client certificate all calls work; without either, or for a server of
-    another CA, none does.
-    """
+    """With the right CA and a client certificate all calls work; without either none does."""
     ours, others = trustme.CA(), trustme.CA()
-    paths = {}
-    for name, ca in (("ours", ours), ("others", others)):
-        paths[name] = tmp_path / f"{name}.pem"
-        ca.cert_pem.write_to_path(paths[name])
-        for who, issued in (("server", ca.issue_cert("127.0.0.1")), ("client", ca.issue_cert("trainer"))):
-            issued.private_key_pem.write_to_path(tmp_path / f"{name}-{who}.key")
-            issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}-{who}.pem")
-    tls = (paths["ours"], tmp_path / "ours-server.pem", tmp_path / "ours-server.key")
-    servers = EtcdServers(tmp_path, tls=tls)
+    paths = {name: tmp_path / f"{name}.pem" for name in ("ours", "others", "server", "client", "stranger")}
+    ours.cert_pem.write_to_path(paths["ours"])
+    others.cert_pem.write_to_path(paths["others"])
+    for name, ca in (("server", ours), ("client", ours), ("stranger", others)):
+        ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(paths[name])
+    servers = EtcdServers(tmp_path, tls=(paths["ours"], paths["server"], paths["server"]))
 
-    def access(ca, client):
-        return {
-            "ETCDCTL_CACERT": str(paths[ca]),
-            "ETCDCTL_CERT": str(tmp_path / f"{client}-client.pem"),
-            "ETCDCTL_KEY": str(tmp_path / f"{client}-client.key"),
-        }
+    def backend(ca, client=None):
+        names = {"CACERT": ca} | ({"CERT": client, "KEY": client} if client else {})
+        return EtcdBackend(servers.endpoints, "g", {f"ETCDCTL_{k}": str(paths[v]) for k, v in names.items()})
 
     try:
-        everything(EtcdBackend(servers.endpoints, "g", access("ours", "ours")), None, b"1")
-        for stranger in (
-            access("others", "ours"),
-            {"ETCDCTL_CACERT": str(paths["ours"])},
-            access("ours", "others"),
-        ):
+        everything(backend("ours", "client"), None, b"1")
+        for stranger in (backend("others", "client"), backend("ours"), backend("ours", "stranger")):
             with pytest.raises(BackendFailed):
-                EtcdBackend(servers.endpoints, "g", stranger).read()
+                stranger.read()
         with pytest.raises(BackendRefused, match="ETCDCTL_CACERT"):
-            EtcdBackend(servers.endpoints, "g", access("others", "ours")).read()
+            backend("others", "client").read()
     finally:
         servers.close()

@@ -118,39 +118,6 @@ def test_an_uploader_killed_in_a_commit_leaves_whole_checkpoints(drill, undistur
     assert drill.inspects("verify", drill.run.url)[0] == 0
 
 
-UPLOADER_DIES = """
-import os, sys
-if "elastic.uploader.main" in sys.orig_argv and os.path.exists("uploader-dies"):
-    os._exit(7)
-"""
-
-
-def test_an_uploader_that_dies_again_is_said_once(drill, undisturbed):
-    """Each new interpreter reads sitecustomize.py, where that of an uploader ends. Saves of three
-    steps find none meanwhile.
-    """
-    (drill.folder / "sitecustomize.py").write_text(UPLOADER_DIES)
-    drill.shut(6, 19)
-    agent = drill.start(env={"PYTHONPATH": str(drill.folder)})
-    drill.stands(6, ranks=1)
-    drill.happens("checkpoint_committed", step=4)
-    (drill.folder / "uploader-dies").touch()
-    os.kill(drill.uploader_of(agent), signal.SIGKILL)
-    drill.happens("uploader_died", deaths=5)
-    drill.open(6)
-    drill.stands(19, ranks=1)
-    (drill.folder / "uploader-dies").unlink()
-    drill.uploader_serves(agent)
-    drill.open(19)
-    drill.happens("checkpoint_committed", step=20)
-    drill.ends_like(undisturbed, agent)
-
-    assert agent.output.count("NOTHING IS SAVED") == 1
-    assert agent.output.count("is not saved: expected an uploader") == 1
-    assert [event["step"] for event in drill.events("checkpoint_committed")] == [4, 20, 24]
-    assert len(drill.events("generation_started")) == 1
-
-
 def test_a_run_that_fails_waits_for_the_save_and_says_so(drill):
     """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; the run fails."""
     drill.shut(3, 6)
@@ -187,18 +154,3 @@ def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     assert [event["restarts"] for event in drill.events("generation_started")] == [0, 1]
     assert drill.inspects("status", drill.run.url)[1]["state"] == "failed"
     drill.ends_like(undisturbed, drill.start())
-
-
-def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):
-    """Three workers at least, while the run stands before step 10. Then the agent is killed, and
-    the same command without a plan finishes.
-    """
-    drill.shut(10)
-    plan = "every 1±0.5s: kill random worker, seed 7"
-    agent = drill.start(*TWO, "--max-restarts", "99", "--faults", plan)
-    drill.waits_for(lambda: len(drill.events("fault_injected", fault=plan)) >= 3, plan)
-    agent.signal(signal.SIGKILL)
-    drill.all_are_gone()
-    drill.open(10)
-    drill.ends_like(undisturbed, drill.start(*TWO))
-    assert len(drill.events("generation_started")) >= 3

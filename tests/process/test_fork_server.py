@@ -229,10 +229,8 @@ def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["exit", "7"], 7),
         (["raise"], 1),
         (["signal", str(int(signal.SIGTERM))], -signal.SIGTERM),
-        (["signal", str(int(signal.SIGKILL))], -signal.SIGKILL),
     ],
 )
 def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):

@@ -2,6 +2,9 @@
 are not blamed. A node that is frozen in the middle of a write wakes up later and spoils nothing.
 """
 
+import os
+import signal
+
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -23,3 +26,21 @@ def test_a_worker_that_hangs_shows_its_stacks_and_is_replaced(drill, undisturbed
     assert (culprit["rank"], culprit["signal"]) == (1, "SIGKILL")
     assert "in _inject" in drill.happens("worker_failed", rank=1)["traceback"]
     assert drill.events("generation_started", generation=2, restarts=1)
+
+
+def test_a_stopped_worker_is_blamed_not_the_one_that_waits(drill, undisturbed):
+    """Rank 1 gets SIGSTOP while both stand before step 10; rank 0 goes on into the step and waits
+    there.
+    """
+    drill.shut(10)
+    agent = drill.start("--nproc-per-node", "2", "--hang-timeout", "5")
+    drill.stands(10, ranks=2)
+    os.kill(drill.pid_of_rank(1, generation=1), signal.SIGSTOP)
+    drill.open(10)
+    drill.ends_like(undisturbed, agent)
+    (hang,) = drill.events("hang_detected")
+    assert hang["rank"] == 1
+    assert "a process that a signal stopped" in hang["reason"]
+    assert hang["reason"] in agent.output
+    # It shows its stacks although it was stopped.
+    assert "wait_at_gate" in drill.run.log(generation=1, rank=1).read_text()

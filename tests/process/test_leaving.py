@@ -37,8 +37,7 @@ def digest(drill):
 def test_every_way_out_ends_with_the_state_of_that_step(drills, tmp_path, leave, nine):
     """With saves at other steps than the last one. After the loop the recipe changes its weights.
 
-    With `fork` each worker forks children that exit, fail, break out of the loop or go on with it,
-    and ends one by SIGTERM, whose handler and control page are those of the worker.
+    With `fork` each worker forks children that exit or break out of the loop.
     """
     ways = [("stop", "1", "auto"), ("exit", "1", "4steps"), ("fork", "2", "3steps")]
     started = []

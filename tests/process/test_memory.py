@@ -33,21 +33,26 @@ def test_a_killed_worker_costs_no_step_that_was_finished(drill, undisturbed):
 
 
 def test_a_joining_node_gets_the_state_and_survives_its_source(drill, undisturbed):
-    """There is no checkpoint to load.
-
-    The first node, which has rank 0 and wrote the metrics, gets SIGKILL.
+    """There is no checkpoint to load. The first node, which has rank 0 and wrote the metrics, is
+    killed by a plan: agent, worker, fork server and uploader are gone at once, and with them the
+    generation's store. Only its silence tells.
     """
+    group = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
     drill.shut(6, 13)
-    first = drill.start(*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
+    first = drill.start(*group, "--faults", "step 12 node 0: kill")
     drill.stands(6, ranks=1)
-    second = drill.start(*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
+    second = drill.start(*group)
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(6)
-    drill.stands(13, ranks=2)
-    first.signal(signal.SIGKILL)
+    first.ends_with(-signal.SIGKILL)
+    drill.waits_for(
+        lambda: set(drill.alive()) == set(drill.processes_of(second)), "the end of all processes of the node"
+    )
     drill.happens("restored", generation=3)
     drill.open(13)
     drill.ends_like(undisturbed, second)
+    causes = drill.values("generation_started", "world_size", "cause", "restarts")
+    assert causes == [(1, "start", 0), (2, "node joined", 0), (1, "node lost", 0)]
     assert restored(drill) == [(0, "none", 0), (6, "peer", 0), (12, "snapshot", 0)]
 
 

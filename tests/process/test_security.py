@@ -4,19 +4,15 @@ import os
 import re
 import socket
 import stat
-import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hostile import bomb
 
-from elastic.agent.worker_process import ForkServerClient
 from elastic.system.addresses import node_address
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
-AGENT = Path(__file__).parent / "agent.py"
 
 # Every process of Python reads it at its start: a pickle that is read anywhere leaves a line.
 WATCH = """
@@ -37,29 +33,23 @@ def flag(tmp_path):
     assert not flag.exists(), "a pickle was read"
 
 
-def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path, monkeypatch):
+def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
     """Two nodes, a worker that is killed, checkpoints: every process tells what it unpickles, and
-    none has anything to report.
-
-    A process is watched from its start, and so are its forks. The agents are forks of one process,
-    which imports torch for both.
+    none has anything to report. New interpreters are watched from their start, forks by the agent.
     """
     (tmp_path / "watch").mkdir()
-    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
+    watch = tmp_path / "watch" / "sitecustomize.py"
+    watch.write_text(WATCH)
     told = tmp_path / "pickles"
-    path = os.pathsep.join([str(tmp_path / "watch"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {"PYTHONPATH": path, "PICKLES": str(told)}
-    code = "import pickle, pathlib; pickle.loads(pickle.dumps(pathlib.PurePosixPath('x')))"
-    control = drill.execute([sys.executable, "-c", code], env)
-    control.ends_with(0)
+    env = {"PYTHONPATH": str(watch.parent), "DRILL_RUNS": str(watch), "PICKLES": str(told)}
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("import pickle, pathlib\npickle.loads(pickle.dumps(pathlib.PurePosixPath('x')))\n")
+    drill.start_script(recipe, env=env).ends_with(0)
     assert "find_class" in told.read_text() or "PurePosixPath" in told.read_text()
     told.unlink()
 
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    with closing(ForkServerClient.spawn(AGENT)) as drill.fork_server:
-        for agent in drill.start_two("--faults", "step 9 rank 1: kill"):
-            agent.ends_with(0)
+    for agent in drill.start_two("--faults", "step 9 rank 1: kill", env=env):
+        agent.ends_with(0)
     drill.is_like(undisturbed)
     assert not told.exists(), told.read_text()
 

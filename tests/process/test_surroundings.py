@@ -9,33 +9,35 @@ from elastic.config.environment import HASH_SEED
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-# Marks the installed one, which scikit-learn needs.
-VENDORED = """
-import sys
-here = sys.path.pop(0)
-del sys.modules["joblib"]
-import joblib
-joblib.WHERE = "vendored"
-sys.path.insert(0, here)
-"""
-
 
 def digest(drill):
     (finished,) = drill.events("run_finished")
     return finished["digest"]
 
 
-def test_settings_at_the_top_of_a_recipe_act_as_under_python(drill, recipes, tmp_path):
-    """The recipe sets variables that torch and scikit-learn read when they are imported, and puts a
-    folder with another joblib in front. The fork server has imported all three.
-    """
-    (tmp_path / "vendored").mkdir()
-    (tmp_path / "vendored" / "joblib.py").write_text(VENDORED)
-    agent = drill.start(recipe=recipes / "settings.py", arguments=(str(tmp_path / "vendored"),))
+SETTINGS = """
+import os
+os.environ["OMP_NUM_THREADS"] = "2"
+import torch
+import elastic
+run = elastic.start(seed=3, global_batch=8, shards=4)
+run.print(f"threads {torch.get_num_threads()}")
+model, samples = torch.nn.Linear(4, 4), torch.utils.data.TensorDataset(torch.randn(16, 4))
+for step in run.steps(run.data(samples, epochs=1), elastic.State(model=model)):
+    step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
+    model.zero_grad()
+"""
+
+
+def test_settings_at_the_top_of_a_recipe_act_as_under_python(drill, tmp_path):
+    """Torch, which the fork server has imported, reads the variable when it is imported."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(SETTINGS)
+    agent = drill.start(recipe=recipe)
     agent.ends_with(0)
     (line,) = (line for line in agent.output.splitlines() if "workers are spawned" in line)
-    assert "OMP_NUM_THREADS, SKLEARN_ASSUME_FINITE changed before elastic.start" in line
-    assert "assume_finite True, joblib vendored, threads 2" in agent.output
+    assert "OMP_NUM_THREADS changed before elastic.start" in line
+    assert "threads 2" in agent.output
     assert json.loads((drill.run.local / "run.json").read_text())["threads"] == 2
 
 

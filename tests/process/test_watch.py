@@ -1,12 +1,13 @@
-"""`elastic-train watch` shows a run that trains in a real terminal, and leaves when it is over."""
+"""A run that trains is shown by `elastic-train watch` in a real terminal, and by `--http`."""
 
 import os
 import pty
-import signal
+import re
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
+from urllib.request import urlopen
 
 import pytest
 
@@ -45,24 +46,31 @@ class Terminal:
         os.close(self._fd)
 
 
-def test_watch_follows_the_run_and_ctrl_c_ends_it_alone(drill):
-    drill.shut(8)
-    drill.start("--snapshot-every", "1")
+def test_watch_and_metrics_follow_the_run_that_trains(drill):
+    """`watch` in a terminal, and `--http`, whose pages count a recovery."""
+    drill.shut(8, 12)
+    agent = drill.start("--snapshot-every", "1", "--http", "127.0.0.1:0")
+    pattern = re.compile(r"metrics of this agent: http://(\S+)/metrics")
+    where = drill.waits_for(lambda: pattern.search(agent.output), "the address of --http")[1]
+
+    def page(name):
+        with urlopen(f"http://{where}/{name}", timeout=30) as answer:
+            return answer.read().decode()
+
+    page("healthz")
     drill.stands(8, ranks=1)
-    terminals = [Terminal("watch", str(drill.run.local)) for _ in range(2)]
-    try:
-        for each in terminals:
-            drill.waits_for(lambda each=each: "7 of 24" in each.text, "the newest step")
-        stopped, watched = terminals
-        stopped.process.send_signal(signal.SIGINT)
-        assert stopped.ends() == 0
-        assert "Traceback" not in stopped.text
+    drill.kill_worker(0, generation=1)
+    drill.happens("restored", generation=2)
+    drill.open(8)
+    drill.stands(12, ranks=1)
+    counted = re.compile(r'^elastic_recoveries_total\{.*cause="failure".*\} 1\.0$', re.MULTILINE)
+    drill.waits_for(lambda: counted.search(page("metrics")), "the recovery")
+    assert page("readyz") == "ok: generation 2\n"
+    with closing(Terminal("watch", str(drill.run.local))) as watched:
+        drill.waits_for(lambda: "11 of 24" in watched.text, "the newest step")
         assert "running" in watched.text
-        drill.open(8)
-        drill.agents[0].ends_with(0)
+        drill.open(12)
+        agent.ends_with(0)
         assert watched.ends() == 0
         assert "finished after step 24" in watched.text
         assert "24 of 24" in watched.text
-    finally:
-        for each in terminals:
-            each.close()

@@ -14,14 +14,15 @@ from elastic.agent.hang_detector import (
     MIN_LIMIT_S,
     MIN_TIMED_STEPS,
     HangDetector,
+    WorkerSample,
 )
 from elastic.system.silence import Heartbeat, Phase
 
 FOREVER_S = 1e6
 
 
-def sample_of(phase, step=0, beats=0):
-    return Heartbeat(step=step, phase=phase, beats=beats)
+def sample_of(phase, step=0, beats=0, is_stopped=False):
+    return WorkerSample(Heartbeat(step=step, phase=phase, beats=beats), is_stopped)
 
 
 class Life:
@@ -56,6 +57,17 @@ def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
         if detector.hung is not None:
             return detector.hung, now_s
     return None, detector
+
+
+def test_a_stopped_process_is_blamed_before_silent_workers():
+    """Rank 1 is stopped while it waits; rank 0 has been evaluating for much longer."""
+    detector = HangDetector(fixed_limit_s=None)
+    for now_s in range(1200):
+        waiting = sample_of(Phase.WAIT, is_stopped=now_s >= 1100)
+        detector.observe({0: sample_of(Phase.BETWEEN), 1: waiting}, now_s=float(now_s))
+        assert detector.hung is None or now_s > 1100 + MIN_LIMIT_S
+    assert detector.hung.rank == 1
+    assert "stopped" in detector.hung.reason
 
 
 @pytest.mark.parametrize(("step_s", "limit_s"), [(120.0, 1200.0), (300.0, MAX_LIMIT_S), (0.25, MIN_LIMIT_S)])
@@ -138,6 +150,7 @@ samples = st.builds(
     step=st.integers(0, 1),
     phase=st.sampled_from([Phase.STEP, Phase.WAIT, Phase.BETWEEN, Phase.SAVE]),
     beats=st.integers(0, 1),
+    is_stopped=st.booleans(),
 )
 
 
@@ -151,7 +164,7 @@ samples = st.builds(
 def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
     """The twin keeps every sample and counts backwards.
 
-    It blames working ranks, then waiting ones, the longest over its limit
+    It blames stopped workers, then working ones, then waiting ones, the longest over its limit
     first.
     """
     detector, now_s, history = HangDetector(fixed_limit_s=5.0), 0.0, []
@@ -162,11 +175,11 @@ def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
             history.append((now_s, seen))
             over = []
             for rank, sample in seen.items():
-                phase = sample.phase
+                phase = Phase.STEP if sample.is_stopped else sample.heartbeat.phase
                 limit_s = {Phase.WAIT: 10.0, Phase.SAVE: 1800.0}.get(phase, 5.0)
                 silence_s = dumb_silence_s([(at, samples[rank]) for at, samples in history], limit_s)
                 if silence_s > limit_s:
-                    kind = phase is Phase.WAIT
+                    kind = 0 if sample.is_stopped else 2 if phase is Phase.WAIT else 1
                     over.append((kind, -silence_s / limit_s, rank))
             hung = detector.hung
             assert (None if hung is None else hung.rank) == (min(over)[2] if over else None)

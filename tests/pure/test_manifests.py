@@ -14,8 +14,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from kubeflow_trainer_api import models
 from kubernetes_validate.utils import schema_contents
+from lazy import Lazy
 from pydantic import ValidationError
 from referencing import Registry, Resource
 
@@ -25,10 +25,11 @@ from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EX
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 OLDEST = "1.33.0"  # successPolicy of a Job is stable from this version on
+MODELS = Lazy("kubeflow_trainer_api.models")
 CUSTOM = {
-    "JobSet": models.JobsetV1alpha2JobSet,
-    "TrainJob": models.TrainerV1alpha1TrainJob,
-    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
 }
 API_VERSIONS = {
     "JobSet": "jobset.x-k8s.io/v1alpha2",
@@ -64,7 +65,7 @@ def problems(thing):
         return [error.message for error in validator(kind, thing["apiVersion"]).iter_errors(thing)]
     wrong = [] if thing["apiVersion"] == API_VERSIONS[kind] else ["apiVersion"]
     try:
-        read = CUSTOM[kind].from_dict(copy.deepcopy(thing))
+        read = getattr(MODELS, CUSTOM[kind]).from_dict(copy.deepcopy(thing))
     except (ValidationError, ValueError) as error:
         return [*wrong, str(error)]
     if not is_kept(thing, read.to_dict()):

@@ -25,6 +25,7 @@ from elastic.testing.fakes import FakeClock
 
 LABELS = {"run": "r", "node": "a"}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "elastic-train.json"
 
 
 @pytest.fixture
@@ -69,6 +70,17 @@ def test_the_document_lists_every_series_and_no_other(run):
     suffixes = {"counter": "_total", "info": "_info"}
     exported = [*families_of(run), *_agent_families(agent(run), LABELS)]
     assert {f"{each.name}{suffixes.get(each.type, '')}": each.type for each in exported} == types
+
+
+def test_the_dashboard_asks_for_series_that_exist(run):
+    of_python = {"process_open_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+    names = {sample.name for each in families_of(run) for sample in each.samples} | of_python
+    names |= {sample.name for each in _agent_families(agent(run), LABELS) for sample in each.samples}
+    queries = re.findall(r'"expr": "(.*)"', DASHBOARD.read_text())
+    assert len(queries) >= 10
+    for query in queries:
+        used = set(re.findall(r"\b(?:elastic|process)_\w+", query))
+        assert used and used <= names, query
 
 
 def test_series_have_the_values_of_the_run(run):

@@ -2,25 +2,20 @@
 
 from pathlib import Path
 
-import barlow
-import barlow_data
-import barlow_probe
-import classify
-import gpt
 import numpy as np
 import pytest
 import torch
-from barlow_lars import LARS
-from classify_data import load_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lazy import Lazy
 from PIL import Image
 from torch import nn
 
 from elastic.errors import UsageError
 
 LAMBD = 0.005
-DRAWS = barlow_data.DIGIT_DRAWS
+barlow, barlow_data, barlow_probe = Lazy("barlow"), Lazy("barlow_data"), Lazy("barlow_probe")
+classify, gpt = Lazy("classify"), Lazy("gpt")
 
 
 def plain_loss(a, b):
@@ -83,7 +78,9 @@ def test_lars_moves_as_its_restatement(adapt, start):
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.randn(3, 4) * start)
     p, mu = parameter.detach().clone(), torch.zeros(3, 4)
-    optimizer = LARS([{"params": [parameter], "weight_decay": 0.01, "adapt": adapt}], lr=0.3)
+    optimizer = Lazy("barlow_lars").LARS(
+        [{"params": [parameter], "weight_decay": 0.01, "adapt": adapt}], lr=0.3
+    )
     for gradient in [*(torch.randn(3, 4) for _ in range(4)), torch.zeros(3, 4)]:
         d = gradient + 0.01 * p
         if adapt and float(p.norm()) > 0 and float(d.norm()) > 0:
@@ -111,13 +108,16 @@ def test_augmented_digit_is_a_function_of_its_own_numbers(seed):
     is no rotation, shift or noise: an augmentation that is off-centre fails.
     """
     generator = torch.Generator().manual_seed(seed)
-    images, draws = torch.rand(5, 1, 8, 8, generator=generator), torch.rand(5, DRAWS, generator=generator)
+    images, draws = (
+        torch.rand(5, 1, 8, 8, generator=generator),
+        torch.rand(5, barlow_data.DIGIT_DRAWS, generator=generator),
+    )
     together = barlow_data.augment_digits(images, draws)
     torch.rand(3)
     alone = barlow_data.augment_digits(images[2:3], draws[2:3])
     assert together.shape == images.shape and not torch.allclose(together, images)
     torch.testing.assert_close(together[2:3], alone, rtol=0, atol=1e-6)
-    middle = torch.full((5, DRAWS), 0.5)
+    middle = torch.full((5, barlow_data.DIGIT_DRAWS), 0.5)
     torch.testing.assert_close(barlow_data.augment_digits(images, middle), images)
 
 
@@ -154,7 +154,9 @@ def test_probe_leaves_a_training_backbone_training_and_unchanged():
 
 @pytest.mark.parametrize("arch", ["mlp", "small", "resnet18"])
 def test_every_network_gives_a_score_for_each_class(arch):
-    model = classify.build_model(classify.Settings.parse(["--arch", arch]), load_images("digits", None))
+    model = classify.build_model(
+        classify.Settings.parse(["--arch", arch]), classify.load_images("digits", None)
+    )
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 

@@ -22,11 +22,6 @@ def signalled(run: JobRun) -> None:
     _one_leaves(run, lambda task: run.slurm.call("scancel", "--signal=TERM", task))
 
 
-def requeued(run: JobRun) -> None:
-    """One task is requeued by scontrol"""
-    _one_leaves(run, lambda task: run.slurm.call("scontrol", "requeue", task))
-
-
 def node_drained(run: JobRun) -> None:
     """A node is drained, and its task requeued"""
     drained: list[str] = []
@@ -81,25 +76,6 @@ def time_limit(run: JobRun) -> None:
     run.ends(f"{job}_0")
 
 
-def brought_back(run: JobRun) -> None:
-    """One task is cancelled, and submitted again by itself beside the other one"""
-    run.shut(6, 12)
-    job = run.submit("array.sbatch", "--array=0-1")
-    run.stands(6, ranks=2)
-    run.slurm.call("scancel", f"{job}_1")
-    run.happens("drain_requested", generation=1)
-    run.open(6)
-    run.stands(12, ranks=1)
-    alone = run.submit("array.sbatch", "--array=1")
-    run.ends(f"{alone}_1", "FAILED")  # --max-nodes is 1 here and 2 there
-    again = run.submit("array.sbatch", "--array=1", options=("--max-nodes", "2"))
-    run.happens("drain_requested", generation=2)
-    run.open(12)
-    for task in (f"{job}_0", f"{again}_1"):
-        run.ends(task)
-    run.happens("generation_started", generation=3, world_size=2)
-
-
 def cancelled(run: JobRun) -> None:
     """The whole array is cancelled, and submitted again"""
     run.shut(6)
@@ -144,22 +120,6 @@ def node_failed(run: JobRun) -> None:
         raise RuntimeError(f"expected that a complete run starts no agent, found {run.hosts()}")
 
 
-def requeue_exit(run: JobRun) -> None:
-    """RequeueExit=75 requeues a job whose script does not"""
-    run.slurm.configure("RequeueExit=75")
-    script = run.folder / "plain.sbatch"
-    script.write_text('#!/bin/bash\nexec srun elastic-train "$@"\n')
-    run.shut(6)
-    job = run.submit(str(script), "--requeue", "--open-mode=append")
-    run.stands(6, ranks=1)
-    run.slurm.call("scancel", "--signal=TERM", job)
-    run.happens("drain_requested")
-    run.open(6)
-    run.is_requeued(job)
-    run.slurm.begin_now(job)
-    run.ends(job)
-
-
 def _one_leaves(
     run: JobRun,
     leave: Callable[[str], object],
@@ -193,12 +153,9 @@ SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
     time_limit,
     array,
     signalled,
-    requeued,
     preempted,
     node_drained,
-    brought_back,
     cancelled,
     several_nodes,
     node_failed,
-    requeue_exit,
 )

@@ -71,12 +71,6 @@ class Slurm:
     def unlimit(self, job: str) -> None:
         self.call("scontrol", "update", f"jobid={job}", "timelimit=60")
 
-    def configure(self, line: str) -> None:
-        """Add a line to slurm.conf, for all jobs from now on."""
-        with (self.folder / "slurm.conf").open("a") as file:
-            file.write(f"{line}\n")
-        self.call("scontrol", "reconfigure")
-
 
 def slurm(folder: Path) -> Slurm:
     """A running Slurm in this folder, with all nodes idle. Raises NotAvailable."""

@@ -2,7 +2,7 @@
 
 PLAIN_DIES      Rank 1 kills itself in its first life.
 PLAIN_SUMS      Path. All ranks go on adding numbers until rank 0 finds a file there. Each makes the
-                file PATH-<rank>-of-<world size>-life-<restarts> before.
+                file PATH-<rank>-of-<world size> before.
 """
 
 import json
@@ -25,8 +25,7 @@ dist.all_reduce(total)
 if "PLAIN_DIES" in os.environ and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 if "PLAIN_SUMS" in os.environ:
-    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    Path(f"{os.environ['PLAIN_SUMS']}-{dist.get_rank()}-of-{dist.get_world_size()}-life-{life}").touch()
+    Path(f"{os.environ['PLAIN_SUMS']}-{dist.get_rank()}-of-{dist.get_world_size()}").touch()
 found = torch.zeros(1)
 while "PLAIN_SUMS" in os.environ and not found.item():
     found = torch.tensor([float(dist.get_rank() == 0 and Path(os.environ["PLAIN_SUMS"]).exists())])
