@@ -72,12 +72,6 @@ def _check(origin: Origin, file: str, path: Path, *, overwrite: bool) -> None:
     if origin.entries:
         raise UsageError(f"export takes {FORM}, found {origin}; give --entry {origin.entries[0]}")
     with suppress(OSError):
-        if path.is_dir():
-            raise UsageError(
-                f"expected a FILE to write, found the folder {path}; write {path}/model.safetensors"
-            )
-        if not path.parent.is_dir():
-            raise UsageError(f"expected a folder for {path.name}, found none at {path.parent}; make it first")
         if not overwrite and (path.exists() or path.is_symlink()):
             raise UsageError(_is_taken(path))
 

@@ -78,7 +78,6 @@ def test_any_flipped_bit_or_truncation_is_noticed(record, data):
         {"sha256": "A" * 64},
         {"checksum": "0" * 63},
         {"format": 3},
-        {"generation": 3},
         {"surprise": 1},
     ],
 )

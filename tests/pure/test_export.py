@@ -162,8 +162,8 @@ def test_a_dotted_entry_is_a_part_of_the_state(entry, names, make_run, tmp_path)
         ("m.pth --entry model.2", "expected an entry 'model.2', found model."),
         ("m.pth --entry average", "two of one name, in average.decay; give --entry NAME for a part"),
         ("m.bin", "expected a local FILE that ends in .safetensors, .pth, .pt"),
-        ("no/such/m.pt", "expected a folder for m.pt, found none at"),
-        ("folder.pt", "expected a FILE to write, found the folder"),
+        ("no/such/m.pt", "expected to write no/such/m.pt, found"),
+        ("folder.pt --overwrite", "expected to write folder.pt, found"),
         ("taken.pt", "exists; take another name, or replace it with --overwrite"),
     ],
 )

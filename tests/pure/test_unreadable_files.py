@@ -30,7 +30,6 @@ from elastic.observe.log import EventLog, read_events, read_rare
 from elastic.observe.log_shipper import LogShipper
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
-from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import RunEnd
 from elastic.report.commands import inspect
 from elastic.storage.remote import Objects
@@ -209,12 +208,6 @@ def test_a_new_node_at_a_url_counts_on_from_uploads(tmp_path, monkeypatch):
     assert newest_generation(run, FakeClock()) == 3
 
 
-def test_a_file_in_the_place_of_the_logs_has_no_generation(run):
-    """The run goes on without logs."""
-    run.logs.touch()
-    assert newest_generation(run, FakeClock()) == 0
-
-
 @pytest.mark.parametrize("code", CODES)
 def test_local_copies_that_cannot_be_seen_are_said_to_be_missing(tmp_path, monkeypatch, code):
     run = RunDir(url="memory://run", local=tmp_path)
@@ -246,8 +239,3 @@ def test_a_run_that_cannot_be_read_is_not_set_aside(run, monkeypatch, code):
 def test_a_name_that_no_file_can_have_is_the_commands_mistake(words, capsys):
     assert main(words) == 2
     assert TOO_LONG in capsys.readouterr().err
-
-
-def test_a_rendezvous_folder_of_an_impossible_name_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="should be a folder that this user may write"):
-        DirectoryBackend(tmp_path / TOO_LONG)
