@@ -138,7 +138,7 @@ class NodeAgent:
         while True:
             self._parts.health.turn()
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
-            poll_s = max(GROUP_POLL_S, self._parts.group.poll_s)
+            poll_s = max(GROUP_POLL_S, self._parts.group.rendezvous.poll_s)
             if clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
                 view = self._poll(generation, entered) or view
                 polled_s = clock.monotonic()

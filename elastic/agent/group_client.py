@@ -75,11 +75,6 @@ class GroupClient:
         self.is_first, self.is_fenced = generation.rank_of_node == 0, False
         return is_planned and not before <= {node.id for node in generation.members}
 
-    @property
-    def poll_s(self) -> float:
-        """How long to wait between two calls of `poll`, at least: longer in a larger group."""
-        return self.rendezvous.poll_s
-
     def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
         """The state of the group, or None when the backend does not answer within a moment.
 
@@ -103,7 +98,7 @@ class GroupClient:
                     self.report(f"the rendezvous did not answer ({problem}); training goes on")
         now_s = self.clock.monotonic()
         if view is None:
-            if is_idle and now_s - self._reached_s >= self.rendezvous.timeout_s:
+            if is_idle and now_s - self._reached_s >= self.options.rdzv_timeout_s:
                 self._is_given_up = self._is_given_up or self._polled is not None
                 raise BackendFailed(problem)
             return None

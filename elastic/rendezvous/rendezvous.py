@@ -141,8 +141,6 @@ class Rendezvous:
         settings = SharedSettings(
             run=run, min_nodes=policy.min_nodes, max_nodes=policy.max_nodes, keep_alive_s=keep_alive_s
         )
-        # How long a node waits for a group that cannot form or cannot be reached.
-        self.timeout_s = policy.timeout_s
         self._clock = clock
         self._open_endpoint = open_endpoint
         self._notify = notify
@@ -185,7 +183,7 @@ class Rendezvous:
                 reached_s = self._clock.monotonic()
             except BackendFailed as error:
                 self._notify_once(str(error))
-                if self._clock.monotonic() - reached_s > self.timeout_s:
+                if self._clock.monotonic() - reached_s > self._policy.timeout_s:
                     raise
                 # A store that a node serves ends with that node, which does not wait for those that
                 # come late or were frozen.

@@ -27,8 +27,6 @@ WATCH = GroupView(open=True, fenced=False, newcomers=(C,), lost=(), ended=None, 
 class Rendezvous:
     """Answers as long as it is `up`."""
 
-    timeout_s = TIMEOUT_S
-
     def __init__(self):
         self.up = True
         self.done = self.leave = self._answer_with(Group())

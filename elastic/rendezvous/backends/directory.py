@@ -38,7 +38,6 @@ from elastic.system.files import (
 BEATS = "beats"
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
-READ_TRIES = 8
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _DRAFT = ".elastic-"
@@ -56,16 +55,11 @@ class DirectoryBackend:
 
     def read(self) -> tuple[int, bytes] | None:
         with self._failures("read the group's state"):
-            for _ in range(READ_TRIES):
-                version = max(self._versions(), default=0)
+            version = max(self._versions(), default=0)
+            if self._newest[0] < version or not self._is_kept(version):
                 # The file can be missing only if 16 newer ones were written since the listing.
-                with contextlib.suppress(FileNotFoundError):
-                    if self._newest[0] < version or not self._is_kept(version):
-                        self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
-                    return self._newest if self._newest[0] else None
-        raise BackendFailed(
-            f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
-        )
+                self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
+            return self._newest if self._newest[0] else None
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         with self._failures("write the group's state"):
