@@ -98,7 +98,7 @@ def _recovery(chain: Sequence[Generation], tries: Sequence[Recovery]) -> Recover
     gone_s = before.ends_s if before is not None and before.gap == DOWN else now.begins_s
     begin = now.begins_s if fault_s is None else fault_s
     marks = [begin, end_s, gone_s, now.begins_s, _time(restored), _time(new_step)]
-    detect_s, rendezvous_s, down_s, restore_s, first_step_s = _phases_s(marks)
+    phases_s = dict(zip([f"{phase}_s" for phase in PHASES], _phases_s(marks), strict=True))
     if len(chain) > 2:
         first_fault_s = _ended(chain[0])[0]
         begin = min(begin, chain[1].begins_s if first_fault_s is None else first_fault_s)
@@ -106,7 +106,7 @@ def _recovery(chain: Sequence[Generation], tries: Sequence[Recovery]) -> Recover
     lost_steps, line = restored.event.lost_steps if restored else 0, ""
     if new_step is not None:
         all_lost = sum([lost_steps, *(each.lost_steps for each in tries)])
-        away_s = sum([down_s or 0.0, *(each.down_s or 0.0 for each in tries)])
+        away_s = sum([phases_s["down_s"] or 0.0, *(each.down_s or 0.0 for each in tries)])
         down = f" (for {away_s:.2f} s of it no node answered)" if away_s else ""
         number = f" in {len(chain) - 1} tries" if len(chain) > 2 else ""
         why = tries[0].why if tries else now.why
@@ -118,11 +118,7 @@ def _recovery(chain: Sequence[Generation], tries: Sequence[Recovery]) -> Recover
         cause=now.cause,
         lost_steps=lost_steps,
         source=restored.event.source if restored else None,
-        detect_s=detect_s,
-        rendezvous_s=rendezvous_s,
-        down_s=down_s,
-        restore_s=restore_s,
-        first_step_s=first_step_s,
+        **phases_s,
         total_s=total_s,
         tries=max(1, len(chain) - 1),
         generation=now.generation,

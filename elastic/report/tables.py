@@ -27,10 +27,9 @@ def show(what: RenderableType) -> None:
 def report_tables(name: str, view: RunView) -> RenderableType:
     parts: list[RenderableType] = [_title(name), facts_table(facts(view, "report")), _generations(view)]
     if view.recoveries:
-        # Nine columns find room in 80 letters.
         rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(_RECOVERY)] for each in view.recoveries)
         title = "recoveries: lost steps, phases in seconds, total since the first fault"
-        parts.append(table(title, _RECOVERY, rows, space=0))
+        parts.append(table(title, _RECOVERY, rows))
     if view.divergences:
         columns = ("step", "node", "entry", "verdict")
         rows = map(astuple, view.divergences)
@@ -73,13 +72,9 @@ def facts_table(shown: Mapping[str, str]) -> Table:
     return found
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]], *, space: int = 1) -> Table:
-    """space: behind each column, beside the dividing space."""
-    found = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, space, 0, 0)
-    )
-    for column in columns:
-        found.add_column(column)
+def table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]]) -> Table:
+    found = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    found.padding = 0  # nine columns find room in 80 letters
     for row in rows:
         found.add_row(*(cell(_value_text(value)) for value in row))
     return found
