@@ -71,13 +71,11 @@ def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, capsys):
 
 
 def test_the_help_explains_commands_options_and_exit_codes(capsys):
-    """In 100 columns, and true: after a failed worker, training goes on from a snapshot."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for part in ("examples:", "exit codes:", "--min-nodes", "elastic-train diff"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
-    assert "training goes on from the newest snapshot" in text
 
 
 def test_reading_commands_import_neither_torch_nor_fsspec(make_run):

@@ -68,7 +68,7 @@ def line(step: int, time: float, generation: int, **values: Any) -> StepLine:
         "lr": 1e-3 * (1 + math.cos(step / 8000)),
         "grad_norm": 1 + abs(math.sin(step * 78.233)),
     } | values
-    own = {"time": time, "seconds": STEP_S, "generation": generation, "world_size": 2}
+    own: dict[str, Any] = {"time": time, "seconds": STEP_S, "generation": generation, "world_size": 2}
     return StepLine(step=step, loss=values.pop("loss", loss), chain=f"{step:016x}", **own, values=values)
 
 
@@ -78,13 +78,15 @@ def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[
     time, step = BEGAN, 0
     nodes = [f"spot-{index}-100-{index:08x}" for index in range(num_nodes)]
     causes = ("node joined", "failure", "node lost", "node left")
+    generation = 0
+
+    def tell(name: str, at: float, node: int = 0, **fields: Any) -> None:
+        events.append(logged(name, at, generation, nodes[node], **fields))
+
     for generation in range(1, count + 1):
         cause = causes[generation % 4] if generation > 1 else "start"
         if cause == "node lost":
             nodes = [*nodes[1:], f"spot-{generation % 5}-{generation}-{generation:08x}"]
-        tell = lambda name, at, node=0, **fields: events.append(  # noqa: E731
-            logged(name, at, generation, nodes[node], **fields)  # noqa: B023
-        )
         events.append(started(time, generation, cause, nodes))
         tell("restored", time + 1.2, step=step, source="peer", lost_steps=generation % 3)
         tell("run_started", time + 1.1, steps=count * steps_each)

@@ -209,7 +209,7 @@ class Storm(FakeClock):
         self.every(lambda: machine.pace_s, machine, lambda: self.call(name, self._poll))
         return name
 
-    def call(self, name: str, what: Callable[[str, StormMachine], None]) -> None:
+    def call(self, name: str, what: Callable[[str, StormMachine], object]) -> None:
         """Nothing, if the node is in a call. Where the place to meet fails, it is tried again."""
         machine = self.machines[name]
         if machine.is_busy:
