@@ -70,35 +70,31 @@ class LoggedValues:
     def curves(self, steps: StepColumns, most: int = MOST_POINTS) -> Curves:
         """steps: the same. most: points of each curve."""
 
-        def of_steps(name: str, values: Floats, *, tells_gaps: bool = True) -> Series | None:
-            if not len(known(values)):
-                return None
-            return thinned(name, steps.step, values, most, tells_gaps=tells_gaps)
-
+        # A step of one worker has no slowest one: that is no fault, and no gap.
         def without_gaps(name: str, values: Floats) -> Series:
             is_known = ~np.isnan(values)
             return thinned(name, steps.step[is_known], values[is_known], most)
 
         points = {name: (np.array(at), np.array(self._values[name])) for name, at in self._at.items()}
         firsts = {name: at[np.isfinite(values)][:1] for name, (at, values) in points.items()}
+        is_shared = len(known(steps.slowest_s)) > 0
         # A name has its turn with its first number.
         numbered = sorted((name for name, at in firsts.items() if len(at)), key=lambda name: firsts[name][0])
         return Curves(
-            loss=of_steps("loss", steps.loss),
+            loss=thinned("loss", steps.step, steps.loss, most) if len(known(steps.loss)) else None,
             logged=[thinned(name, *points[name], most) for name in numbered[:MOST_NAMES]],
             names_left_out=len(numbered[MOST_NAMES:]),
             step_s=without_gaps("step time", steps.seconds),
-            # A step of one worker has no such value: a gap, but no fault.
-            slowest_s=of_steps("slowest rank", steps.slowest_s, tells_gaps=False),
-            others_s=of_steps("median of the others", steps.others_s, tells_gaps=False),
+            slowest_s=without_gaps("slowest rank", steps.slowest_s) if is_shared else None,
+            others_s=without_gaps("median of the others", steps.others_s) if is_shared else None,
             time_s=without_gaps("clock", steps.time),
         )
 
 
-def thinned(name: str, at: Ints, values: Floats, most: int, *, tells_gaps: bool = True) -> Series:
+def thinned(name: str, at: Ints, values: Floats, most: int) -> Series:
     """at, values: of shape (points,), in the order of the steps. The newest point stays too."""
     values = np.where(np.isfinite(values), values, np.nan)
-    gaps = at[np.isnan(values)] if tells_gaps else at[:0]
+    gaps = at[np.isnan(values)]
     bucket = 1
     # Of each bucket at most three points stay.
     while len(at) > most and np.count_nonzero(np.diff(at // bucket)) >= most // 3:
