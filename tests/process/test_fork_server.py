@@ -86,16 +86,6 @@ def codes_of(workers: NodeWorkers) -> dict[int, int]:
     return {rank: each.code for rank, each in workers.exits.items()}
 
 
-class Quiet:
-    """The event log, the console and the clock of workers whose events no test reads."""
-
-    def record(self, event):
-        pass
-
-    follow = print_line = lambda self, *words: None
-    monotonic = staticmethod(time.monotonic)
-
-
 class Node:
     """One spawner, its recipe, and the lines that it reported."""
 
@@ -149,7 +139,10 @@ class Node:
             for rank in range(size)
         ]
         page, settings = SimpleNamespace(open_step=lambda _: None), SimpleNamespace(imports_library=True)
-        quiet = {name: Quiet() for name in ("log", "console", "clock")}
+        ignored = {name: lambda *_: None for name in ("record", "follow", "print_line")}
+        quiet = dict.fromkeys(
+            ("log", "console", "clock"), SimpleNamespace(monotonic=time.monotonic, **ignored)
+        )
         return NodeWorkers(
             starts, SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet)
         )

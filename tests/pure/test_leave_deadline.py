@@ -22,11 +22,9 @@ def signals(*times: float) -> LeaveDeadline:
     return LeaveDeadline(grace_s=GRACE_S, signalled_s=times)
 
 
-def test_before_a_request_nothing_is_given_up():
-    assert signals().ends_s == signals().killed_s == signals().until_s(Share.DRAIN) == inf
-
-
 def test_second_signal_halves_the_rest_and_third_ends_it():
+    """Before a request nothing is given up."""
+    assert signals().ends_s == signals().killed_s == signals().until_s(Share.DRAIN) == inf
     assert signals(NOW_S).ends_s == NOW_S + GRACE_S
     assert signals(NOW_S, NOW_S + 12).ends_s == NOW_S + 12 + 10
     third = signals(NOW_S, NOW_S + 12, NOW_S + 14)
@@ -73,26 +71,21 @@ def test_warnings_of_a_scheduler_shorten_nothing():
     for i, number in enumerate((signal.SIGUSR1, signal.SIGUSR1, signal.SIGHUP)):
         page.warned(number, NOW_S + i)
     page.signalled(signal.SIGTERM, NOW_S + 5)
-    assert shutdown.reason == "SIGUSR1 asks this node to leave"
+    shutdown.on_signal(signal.SIGINT, None)
+    assert shutdown.reason == "SIGUSR1 asks this node to leave"  # the first
     assert page.deadline.ends_s == NOW_S + GRACE_S
 
 
-def test_the_first_request_gives_the_reason():
-    page, shutdown, clock = asked()
-    shutdown.request("the cloud takes this machine")
-    page.signalled(signal.SIGINT, clock.monotonic() + 4)
-    shutdown.on_signal(signal.SIGINT, None)
-    assert shutdown.reason == "the cloud takes this machine"
-
-
 def test_a_last_task_has_its_share_and_never_nothing():
-    _, shutdown, clock = asked()
+    page, shutdown, clock = asked()
     began_s = clock.monotonic()
     assert shutdown.end_s(Share.SAVE, began_s, 60.0) == began_s + 60.0
     shutdown.request("a notice")
     assert shutdown.end_s(Share.DRAIN, began_s, 60.0) == began_s + GRACE_S / 2
     assert shutdown.end_s(Share.REPORT, began_s + 10, 5.0) == began_s + 15.0
     assert shutdown.end_s(Share.REPORT, began_s + 1000, 60.0) == began_s + 1000 + SHORTEST_S
+    page.signalled(signal.SIGINT, began_s + 4)
+    assert shutdown.reason == "a notice"
 
 
 def test_a_call_that_hangs_is_given_up_with_its_share():
