@@ -7,7 +7,6 @@ import pytest
 from run_records import events
 from steps import NoPage
 
-from elastic.errors import UsageError
 from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
@@ -54,11 +53,6 @@ def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, report,
     (event,) = events(tmp_path)
     assert (event["event"], event["step"]) == ("on_step_failed", 1)
     assert said in event["message"]
-
-
-def test_what_cannot_be_called_is_refused():
-    with pytest.raises(UsageError, match=r"expected run\.on_step\(function\)"):
-        StepFunctions().add("track")
 
 
 def test_functions_of_one_name_are_counted_and_told_apart(tmp_path, capsys, report):
