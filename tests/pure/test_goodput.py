@@ -3,26 +3,17 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import logged
+from logged import logged, started, step
 
 from elastic.observe import goodput
 from elastic.observe.generations import generations, left_as_planned
 from elastic.observe.step_columns import columns_of
-from elastic.observe.step_line import StepLine
 
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
 
 
 def time_spent(events, lines, now_s=None):
     return goodput.time_spent(generations(events, columns_of(lines).by_generation(), now_s))
-
-
-def started(time, generation, cause):
-    return logged("generation_started", time, generation, world_size=2, nodes=["n1", "n2"], cause=cause)
-
-
-def step(number, time, generation, seconds=1.0):
-    return StepLine(step=number, time=time, generation=generation, seconds=seconds)
 
 
 def test_the_time_around_a_restart_belongs_to_its_cause():

@@ -6,24 +6,15 @@ from operator import attrgetter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import logged
+from logged import logged, started, step
 
 from elastic.events import FaultInjected, WorkerExited
 from elastic.observe.generations import generations
 from elastic.observe.goodput import time_spent
 from elastic.observe.recovery import recoveries
 from elastic.observe.step_columns import columns_of
-from elastic.observe.step_line import StepLine
 
 by_time = attrgetter("time")
-
-
-def step(number, time, generation, seconds=1.0):
-    return StepLine(step=number, time=time, generation=generation, seconds=seconds)
-
-
-def started(time, generation, cause, nodes=("a", "b")):
-    return logged("generation_started", time, generation, world_size=2, nodes=[*nodes], cause=cause)
 
 
 def exited(time, generation, rank, code=None, signal=None, victim=False):
@@ -167,7 +158,7 @@ def test_a_chain_of_faults_is_told_from_the_first_of_them_on():
 
 def test_a_chain_begins_behind_a_planned_stop():
     """How long the run lay still depends on the user; the try that then failed counts."""
-    stops = [logged("run_interrupted", 107.05, 1, node=node, step=6) for node in "ab"]
+    stops = [logged("run_interrupted", 107.05, 1, node=node, step=6) for node in ("n1", "n2")]
     events = [
         *CHAIN[:2],
         CHAIN[3],

@@ -5,13 +5,12 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from logged import logged
+from logged import logged, started, step
 from records import PARENT
 from rich.console import Console
 from viewed import viewed
 
 from elastic.observe.doubts import told_at_the_end
-from elastic.observe.step_line import StepLine
 from elastic.report.figures import report_json
 from elastic.report.tables import report_tables
 
@@ -25,16 +24,6 @@ def printed(events, lines=()):
     console = Console(width=300, file=io.StringIO())
     console.print(report_tables("run", viewed(events, lines)))
     return console.file.getvalue()
-
-
-def started(time, generation, cause, world_size=2):
-    return logged(
-        "generation_started", time, generation, world_size=world_size, nodes=["n1", "n2"], cause=cause
-    )
-
-
-def step(number, time, generation, seconds=1.0):
-    return StepLine(step=number, time=time, generation=generation, seconds=seconds)
 
 
 KILLED = [

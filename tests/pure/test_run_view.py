@@ -37,7 +37,6 @@ STEPS = [
     *(line(step, BEGAN + 1 + step, 1) for step in range(1, 11)),
     *(line(step, BEGAN + 4 + step, 2) for step in range(11, 21)),
 ]
-FINISHED = [*KILLED[:-2], logged("run_finished", BEGAN + 30, 2, steps=20, epochs=2, digest="d")]
 
 
 def view(folder, beats=None, points=0):
@@ -60,6 +59,12 @@ def test_a_run_that_was_killed_and_drained(tmp_path):
     ]
     assert (found.rehearsals.alike, found.overlaps.count, found.overlaps.alike) == (1, 1, 0)
     assert found.not_restored == {"cache": "1, 2"}
+    saved = found.checkpoints
+    assert (saved.committed, saved.failed, saved.newest.event.step, saved.saving_s) == (1, 1, 5, [0.5])
+    assert [each.kind for each in found.incidents] == [
+        *("generation", "checkpoint", "fault", "generation", "recovery", "save", "drain", "drain")
+    ]
+    assert found.incidents[5].text == "save of step 14 failed: disk full"
 
 
 def test_a_rehearsal_that_differed_is_counted(tmp_path):
@@ -70,16 +75,6 @@ def test_a_rehearsal_that_differed_is_counted(tmp_path):
     ]
     found = view(write(tmp_path / "run", events, []))
     assert [(each.count, each.alike) for each in (found.rehearsals, found.overlaps)] == [(1, 0), (0, 0)]
-
-
-def test_checkpoints_and_incidents_are_told(tmp_path):
-    found = view(write(tmp_path / "run", KILLED, STEPS))
-    saved = found.checkpoints
-    assert (saved.committed, saved.failed, saved.newest.event.step, saved.saving_s) == (1, 1, 5, [0.5])
-    assert [each.kind for each in found.incidents] == [
-        *("generation", "checkpoint", "fault", "generation", "recovery", "save", "drain", "drain")
-    ]
-    assert found.incidents[5].text == "save of step 14 failed: disk full"
 
 
 def test_the_newest_step_alone_gives_the_same_state(tmp_path):

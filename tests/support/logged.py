@@ -1,11 +1,13 @@
 """Events of a log as tests write them: with the fields that matter, all others filled in."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, get_args
 
 from elastic.config.run_dir import RunDir
 from elastic.events import KINDS, Event
 from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.step_line import StepLine
 from elastic.system.growing_file import AppendedFile
 
 _EXAMPLES: dict[Any, Any] = {
@@ -27,6 +29,17 @@ def logged(
     for each in fields(kind):
         values.setdefault(each.name, example(each.type))
     return LoggedEvent(time=time, node=node, generation=generation, event=kind(**values))
+
+
+def started(
+    time: float, generation: int, cause: str, nodes: Iterable[str] = ("n1", "n2"), world_size: int = 2
+) -> LoggedEvent[Event]:
+    about = {"world_size": world_size, "nodes": [*nodes], "cause": cause}
+    return logged("generation_started", time, generation, **about)
+
+
+def step(number: int, time: float, generation: int, seconds: float = 1.0) -> StepLine:
+    return StepLine(step=number, time=time, generation=generation, seconds=seconds)
 
 
 def record(run: RunDir, name: str, generation: int, time: float, node: str = "a", **values: Any) -> None:
