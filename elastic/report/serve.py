@@ -10,16 +10,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 from elastic.config.options import ListenAddress
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, StoreFailed
-from elastic.observe.reader import RunReader
 from elastic.observe.run_view import RunView
 from elastic.observe.series import MOST_POINTS
-from elastic.report.download import unreadable
 from elastic.report.html_page import html_page, json_text, policy
 from elastic.report.http_server import Answer, HttpServer, Page, listen
 from elastic.report.page import page_of
@@ -40,17 +38,14 @@ def serve(name: str, address: ListenAddress) -> int:
     check_url(run.url)
     interrupt.raise_from_here()
     os.nice(_NICENESS)
-    with closing(RunReader(run, points=MOST_POINTS)) as reader:
-        try:  # a mistake in the name of the run is told here, and not in the browser
-            live = LiveRun(run.url, looks(run, reader, clock))
-        except OSError as error:
-            raise unreadable(error) from error
-        server = HttpServer(listen(address), _pages(live), name=address.host)
-        threading.Thread(target=live.follow, name="reader", daemon=True).start()
-        try:
-            return _serve(run, address.host, server)
-        finally:
-            server.stop()
+    # A mistake in the name of the run is told here, and not in the browser.
+    live = LiveRun(run.url, looks(run, clock, MOST_POINTS))
+    server = HttpServer(listen(address), _pages(live), name=address.host)
+    threading.Thread(target=live.follow, name="reader", daemon=True).start()
+    try:
+        return _serve(run, address.host, server)
+    finally:
+        server.stop()
 
 
 def _pages(live: "LiveRun") -> dict[str, Page]:

@@ -7,7 +7,7 @@ tell a person whether a run is alive; the group itself never compares clocks
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -41,24 +41,28 @@ def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunV
     return view_of(record, beats_s, None if newest else _parent_of(run))
 
 
-def looks(run: RunDir, reader: RunReader, clock: Clock) -> Iterator[tuple[RunView, str]]:
-    """(the run, what went wrong with the last look), again and again.
+def looks(run: RunDir, clock: Clock, points: int = 0) -> Iterator[tuple[RunView, str]]:
+    """(the run, what went wrong with the last look), again and again. points: of each curve.
 
     Between two looks this sleeps, so that training on the same machine does not notice; a run at a
-    URL is read whole each time. Raises as `view_now`, at the first look alone.
+    URL is read whole each time. Raises UsageError and StoreFailed, at the first look alone.
     """
-    view, problem, cost_s = _look(run, reader), "", 0.0
-    while True:
-        yield view, problem
-        least_s, per_cost = (REMOTE_PAUSE_S, 20.0) if run.is_remote else (PAUSE_S, _PAUSE_PER_COST)
-        clock.sleep(max(least_s, min(_LONGEST_S, per_cost * cost_s)))
-        began_s = clock.monotonic()
+    with closing(RunReader(run, points=points)) as reader:
         try:
-            view, problem = _look(run, reader), ""
-        # Without this edge the old view would be shown for ever, as if it were the newest.
-        except Exception as error:
-            problem = str(error if isinstance(error, ElasticError) else unreadable(OSError(str(error))))
-        cost_s = clock.monotonic() - began_s
+            view, problem, cost_s = _look(run, reader), "", 0.0
+        except OSError as error:
+            raise unreadable(error) from error
+        while True:
+            yield view, problem
+            least_s, per_cost = (REMOTE_PAUSE_S, 20.0) if run.is_remote else (PAUSE_S, _PAUSE_PER_COST)
+            clock.sleep(max(least_s, min(_LONGEST_S, per_cost * cost_s)))
+            began_s = clock.monotonic()
+            try:
+                view, problem = _look(run, reader), ""
+            # Without this edge the old view would be shown for ever, as if it were the newest.
+            except Exception as error:
+                problem = str(error if isinstance(error, ElasticError) else unreadable(OSError(str(error))))
+            cost_s = clock.monotonic() - began_s
 
 
 def _look(run: RunDir, reader: RunReader) -> RunView:

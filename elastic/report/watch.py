@@ -5,7 +5,7 @@ It ends when the run has finished or failed; a run that was interrupted may go o
 """
 
 import os
-from contextlib import closing, suppress
+from contextlib import suppress
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,9 +15,7 @@ from rich.text import Text
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, UsageError
-from elastic.observe.reader import RunReader
 from elastic.observe.run_view import RunView
-from elastic.report.download import unreadable
 from elastic.report.figures import duration, facts, short
 from elastic.report.tables import facts_table
 from elastic.report.views import looks
@@ -43,23 +41,19 @@ def watch(url: str, *, once: bool) -> int:
     check_url(run.url)
     if not once and not console.is_terminal:
         raise UsageError("expected a terminal to watch in, found none; --once prints the view one time")
-    with closing(RunReader(run)) as reader:
-        seen = looks(run, reader, SystemClock())
-        try:
-            view, _ = next(seen)  # a run that is not there is said before the screen changes
-        except OSError as error:
-            raise unreadable(error) from error
-        if once:
-            console.print(drawn(run.url, view))
-            return EXIT_COMPLETE
-        os.nice(_NICENESS)
-        with (
-            suppress(KeyboardInterrupt),  # the way to leave
-            Live(drawn(run.url, view), console=console, auto_refresh=False) as live,
-        ):
-            while view.state not in _OVER:
-                view, problem = next(seen)
-                live.update(drawn(run.url, view, problem), refresh=True)
+    seen = looks(run, SystemClock())
+    view, _ = next(seen)  # a run that is not there is said before the screen changes
+    if once:
+        console.print(drawn(run.url, view))
+        return EXIT_COMPLETE
+    os.nice(_NICENESS)
+    with (
+        suppress(KeyboardInterrupt),  # the way to leave
+        Live(drawn(run.url, view), console=console, auto_refresh=False) as live,
+    ):
+        while view.state not in _OVER:
+            view, problem = next(seen)
+            live.update(drawn(run.url, view, problem), refresh=True)
     return EXIT_COMPLETE
 
 

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import islice
 
 import drawn_runs
@@ -12,7 +12,6 @@ from page_server import LIMIT_S, served
 from elastic.commands import command_parser
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed
-from elastic.observe.reader import RunReader
 from elastic.report import views
 from elastic.report.http_server import is_own_name
 from elastic.report.serve import LiveRun
@@ -115,21 +114,15 @@ def test_an_open_page_shows_new_steps_and_a_lost_server(run, serve, chromium, tm
     page.close()
 
 
-@pytest.fixture
-def reader(run):
-    with closing(RunReader(RunDir.parse(str(run)))) as reader:
-        yield reader
-
-
-def test_a_run_is_read_for_a_two_hundredth_of_the_time(run, reader, monkeypatch):
+def test_a_run_is_read_for_a_two_hundredth_of_the_time(run, monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(views, "_look", lambda *_: clock.sleep(0.1))
-    ends_s = [clock.now for _ in islice(views.looks(RunDir.parse(str(run)), reader, clock), 3)]
+    ends_s = [clock.now for _ in islice(views.looks(RunDir.parse(str(run)), clock), 3)]
     assert ends_s[2] - ends_s[1] == pytest.approx(0.1 + 200 * 0.1)
 
 
-def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run, reader):
-    seen = views.looks(RunDir.parse(str(run)), reader, FakeClock())
+def test_a_run_that_can_no_longer_be_read_says_so_until_it_can(run):
+    seen = views.looks(RunDir.parse(str(run)), FakeClock())
     found = LiveRun("run", seen)
     aside = run.rename(run.with_name("aside"))
     run.write_text("no folder")
