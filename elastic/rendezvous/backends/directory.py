@@ -14,6 +14,7 @@ group may be damaged, which its reader says.
 """
 
 import contextlib
+import os
 import re
 import uuid
 from collections.abc import Collection, Iterator
@@ -138,7 +139,9 @@ class DirectoryBackend:
         return self._path / f"state-{version:012d}.json"
 
     def _versions(self) -> list[int]:
-        names = [path.name for path in listing(self._path)]
+        names: list[str] = []  # without `listing`, which sorts paths: polls are many
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self._path)  # noqa: PTH208
         if not names:
             make_folders(self._path)  # a person may have removed it under a live group
         return [int(match[1]) for name in names if (match := _STATE.fullmatch(name))]
