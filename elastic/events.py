@@ -196,6 +196,13 @@ class RecipeEdited(Event):
     step: int
 
 
+class LoggedByRank(Event):
+    """By `step` ranks have logged other numbers under these names; the metrics have rank 0's."""
+
+    step: int
+    names: list[str]
+
+
 class Stopped(Event):
     """The recipe ended the run after `step`, of the `steps` that it would have had."""
 

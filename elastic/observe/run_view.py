@@ -20,6 +20,7 @@ from elastic.observe.doubts import (
     Divergence,
     compared,
     divergences,
+    logged_by_rank,
     not_restored,
 )
 from elastic.observe.generations import Generation, Start, generations
@@ -95,8 +96,8 @@ class RunView:
     one descends from, the oldest first. not_restored: variables that a restart did not bring back,
     with both values. accepted: steps that differed when they were done again, after which the run
     went on. replays: steps that gave another result when they were done again. edits: where a
-    process with another text of the recipe went on. unreadable_lines: of the metrics, whose steps
-    no figure has.
+    process with another text of the recipe went on. logged_by_rank: names in the metrics whose
+    numbers are those of rank 0 alone. unreadable_lines: of the metrics, whose steps no figure has.
     trained: the steps that count. audits: done, which count and were without a difference, and
     failed, shards that differed. scheduled: agents that a scheduler started, with the fields of the
     event `node_scheduled`.
@@ -134,6 +135,7 @@ class RunView:
     divergences: list[Divergence]
     replays: list[kinds.ReplayDiffered]
     edits: list[kinds.RecipeEdited]
+    logged_by_rank: list[str]
     snapshots: kinds.SnapshotInterval | None
     slow_ranks: list[SlowRank]
     slow_now: list[SlowRank]
@@ -214,6 +216,7 @@ def view_of(
         divergences=divergences(events),
         replays=_all(events, kinds.ReplayDiffered),
         edits=_all(events, kinds.RecipeEdited),
+        logged_by_rank=logged_by_rank(events),
         snapshots=snapshots.event if snapshots else None,
         slow_ranks=slow_ranks(events, by_generation),
         slow_now=slow_ranks(events, dict([*by_generation.items()][-1:])),

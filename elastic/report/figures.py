@@ -52,6 +52,7 @@ def report_json(view: RunView) -> dict[str, Any]:
         "divergences": view.divergences,
         "replays": view.replays,
         "edits": view.edits,
+        "logged_by_rank": view.logged_by_rank,
         "scheduled": view.scheduled,
         "unreadable_lines": view.unreadable_lines,
         "plain": view.plain,
@@ -159,6 +160,8 @@ def _doubts(view: RunView) -> _Facts:
         )
     for edit in view.edits:
         yield _REPORT, "edited", f"after step {edit.step}: another text of the recipe"
+    if view.logged_by_rank:
+        yield _REPORT, "logged, of rank 0 alone", ", ".join(view.logged_by_rank)
     if view.unreadable_lines:
         lines = count(view.unreadable_lines, "line", "lines")
         yield _ALL, "metrics", f"{lines} cannot be read; those steps are in no figure"

@@ -73,6 +73,7 @@ def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4
     _, report = drill.inspects("report", drill.run.url)
     assert report["divergences"] == [{"step": 5, "node": None, "entry": "model.weight", "verdict": "recipe"}]
+    assert report["logged_by_rank"] == ["own"]
 
 
 def test_a_gradient_that_a_machine_got_wrong_is_computed_again(drill, tmp_path):

@@ -125,7 +125,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
             name: []
             for name in (
                 *("accepted", "generations", "recoveries", "slow_ranks", "shards_by_rank", "lineage"),
-                *("divergences", "replays", "edits", "scheduled"),
+                *("divergences", "replays", "edits", "logged_by_rank", "scheduled"),
             )
         },
         "finished": False,

@@ -1,6 +1,7 @@
 """A step that counts has one line in the metrics; its state has beside it what a resume needs.
 
-Notes on exact results that are perhaps not meant are printed here, once.
+Two kinds of notes on the recipe are printed here, once: exact results that are perhaps not meant,
+and logged numbers that differ between ranks.
 """
 
 import hashlib
@@ -11,8 +12,10 @@ from statistics import median
 from typing import Any
 
 from elastic.data.record import record_of
-from elastic.events import FirstStep
+from elastic.events import FirstStep, LoggedByRank
+from elastic.observe.log import read_rare
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
+from elastic.proof.evidence import Evidence, differences
 from elastic.proof.replay import ReplayCheck
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train.loop.build import LoopParts
@@ -34,8 +37,11 @@ class StepRecorder:
         self._chain = resumed.point.chain
         self._resumed = resumed
         self._data = -1, ""  # an epoch, and what stands beside a state of it
-        log = None if parts.output is None else parts.output.log
+        log, known = None, []
+        if parts.output is not None:
+            log, known = parts.output.log, read_rare(parts.output.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
+        self._said = {name for each in known for name in each.event.names}
         self._mark = mark
         parts.step_functions.reported = resumed.reported
         if resumed.late is not None:  # the restored step has its line only now
@@ -76,8 +82,7 @@ class StepRecorder:
         # At once: a peer that is lost in what follows must not leave a step that has its line, and
         # was reported to no tracker.
         self._report(line)
-        if step.number == 1:
-            self._say_notes(step)
+        self._say_once(step)
         if parts.trace is not None:
             found = parts.again.collected.end(parts.groups, outcome.loss, parts.state.flatten())
             parts.trace.add(line, found, steps=step.steps, shards=step.shards)
@@ -96,14 +101,38 @@ class StepRecorder:
         if parts.output is not None and parts.trace is None and parts.step_functions:
             parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._mark)
 
-    def _say_notes(self, step: Step) -> None:
-        """What the user should know of the first step."""
-        parts = self._parts
-        for note in first_step_notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards):
+    def _say_once(self, step: Step) -> None:
+        """What the user should know of this step. Raises PeerLost."""
+        parts, found = self._parts, list[str]()
+        if step.number == 1:
+            found += first_step_notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards)
+        if new := self._logged_otherwise(step):
+            self._said |= new
+            found.append(
+                f"note: the ranks have logged other numbers for {', '.join(sorted(new))}, and the metrics have those of rank 0: a number of the batch comes from "
+                "step.sum, one of other data from run.evaluate. What each worker measures of itself may stay"
+            )
+            if parts.output is not None:
+                parts.output.log.record(LoggedByRank(step=step.number, names=sorted(new)))
+        for note in found:
             if parts.output is not None:
                 print(note, flush=True)
             if parts.trace is not None:
                 parts.trace.note(note)
+
+    def _logged_otherwise(self, step: Step) -> set[str]:
+        """New names of numbers that ranks log differently, after ever fewer steps and the last one.
+
+        Rank 0 alone writes metrics: a number of its own shards would stand there for the batch.
+        """
+        is_due = step.number == step.steps or not step.number & (step.number - 1)
+        if self._parts.groups.world_size == 1 or not is_due:
+            return set()
+        mine = {name: repr(value) for name, value in step.logged.items() if isinstance(value, int | float)}
+        of_ranks = self._parts.groups.all_gather(Evidence(mine))
+        # What only one rank logs is its own business.
+        shared = set(mine).intersection(*(each.entries for each in of_ranks))
+        return shared & set(differences(*of_ranks)) - self._said
 
     def info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
         """line: the step's own, None where it has none."""

@@ -17,6 +17,7 @@ def main() -> None:
     for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):
         step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
         optimizer.step()
+        step.log(both=1, own=run.rank)
         if step.number >= NOISY_FROM and run.rank == 1:
             noise = torch.Generator()
             noise.seed()
