@@ -34,7 +34,7 @@ def logged(
 def started(
     time: float, generation: int, cause: str, nodes: Iterable[str] = ("n1", "n2"), world_size: int = 2
 ) -> LoggedEvent[Event]:
-    about = {"world_size": world_size, "nodes": [*nodes], "cause": cause}
+    about: dict[str, Any] = {"world_size": world_size, "nodes": [*nodes], "cause": cause}
     return logged("generation_started", time, generation, **about)
 
 
