@@ -6,7 +6,7 @@ ElasticError
 ├─ StatesDiffer          ranks hold different training states: the steps since the last agreed state
 │                        are done again, without a restart; that shows whose fault it is
 ├─ MachineFault          a machine computed something else than another one: as StatesDiffer, and
-│                        the node is known; a second time, it leaves the group
+│                        the node is known, and named
 ├─ RecipeNotExact        the recipe's: its result depends on more than its inputs; exit 1 at once
 ├─ ReplayDiffers         a step that was done again gave another result: because of the recipe, a
 │                        change, or a machine; exit 1 at once, and the user decides
