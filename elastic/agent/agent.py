@@ -246,8 +246,8 @@ class NodeAgent:
         # node is in the new one, which then does not fence that save: workers may start slowly.
         parts.uploader.enter(entered.number)
         parts.log.generation = entered.number
+        is_state_awaited = parts.group.enter(entered)
         # The control page still has the steps of the generation before.
-        is_state_awaited = parts.group.enter(entered, step=parts.step)
         self._earlier_step, self._has_trained = self.last_step, self.has_trained
         parts.shutdown.begins()
         parts.page.clear()

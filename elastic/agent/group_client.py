@@ -3,15 +3,15 @@
 This is what the agent tells the group and asks of it during a generation. A call makes a few calls
 to the backend, each of which has the backend's limit of a few seconds, and more where other nodes
 write at the same moment. Only a node whose workers have nothing left to do gives up on a backend,
-after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff and the join window.
+after --rdzv-timeout. Waiting nodes are admitted after the join window.
 What follows from an answer is decided in decide.py; how a generation forms is the rendezvous's own.
 """
 
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -32,8 +32,6 @@ LOST_POLL_S = 0.05
 MOST_REASONS = 5
 UNREACHED_TRIES = 3
 CONNECT_S, CONNECT_TRIES = 0.5, 20
-FIRST_S = 2.0
-LONGEST_S = 300.0
 # A drain waits for nodes that keep coming for so many join windows at most.
 WINDOWS_AT_MOST = 10
 T = TypeVar("T")
@@ -55,23 +53,24 @@ class GroupClient:
         self._calls = Calls()  # no two calls use the rendezvous at once
         self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
         self._is_given_up = False
-        self._backoff = RejoinBackoff()
+        self._members: tuple[Node, ...] = ()  # of the newest generation
+        self._waiting_since_s: dict[str, float] = {}  # by node id, of those that wait to join
         self._is_reached, self._reached_s = True, self.clock.monotonic()
         self._said: set[str] = set()  # why the backend did not answer, since it last did
         self._committed = self._told = 0  # the newest step with a checkpoint, here and in the group
         self.is_first = self.is_fenced = False
 
-    def enter(self, generation: Generation, *, step: int) -> bool:
+    def enter(self, generation: Generation) -> bool:
         """A generation has formed with this node.
 
-        step: the last that the generation before finished here. Returns whether a member of that
-        one has left as planned, and so waits for a checkpoint of the state it left behind.
+        Returns whether a member of the one before has left as planned, and so waits for a
+        checkpoint of the state it left behind.
         """
-        before = {node.id for node in self._backoff.members}
+        before = {node.id for node in self._members}
         # After a failure or a loss, a missing member is dead. NODE_JOINED counts too: a node may
         # leave in the drain that was requested to admit another one.
         is_planned = generation.cause in (NODE_LEFT, NODE_JOINED, REHEARSAL)
-        self._backoff.entered(generation.members, step=step, is_planned=is_planned)
+        self._members, self._waiting_since_s = generation.members, {}
         self.is_first, self.is_fenced = generation.rank_of_node == 0, False
         return is_planned and not before <= {node.id for node in generation.members}
 
@@ -106,7 +105,7 @@ class GroupClient:
             self._said.clear()
             self.report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, now_s
-        self._backoff.observe(view.newcomers, now_s=now_s)
+        self._waiting_since_s = {e.id: self._waiting_since_s.get(e.id, now_s) for e in view.newcomers}
         self.is_fenced = view.fenced
         return view
 
@@ -185,16 +184,20 @@ class GroupClient:
         return reason
 
     def admits(self, view: GroupView) -> bool:
-        """Whether the nodes that wait are to be admitted now.
+        """Whether the nodes that wait are to be admitted now, all of them by one drain.
 
-        Only the agent of rank 0 decides it: a drain that one agent requests drains all nodes.
+        They are once no other has come for the join window: without it, a thousand machines that
+        start within a minute would drain the group one by one. A node that fills the group is the
+        last that could come. Only the agent of rank 0 decides it: a drain that one agent requests
+        drains all nodes.
         """
-        return self.is_first and self._backoff.admits(
-            view.newcomers,
-            now_s=self.clock.monotonic(),
-            window_s=self.options.join_window_s,
-            max_nodes=self.options.max_nodes,
-        )
+        if not self.is_first or not view.newcomers:
+            return False
+        now_s, window_s = self.clock.monotonic(), self.options.join_window_s
+        since_s = [self._waiting_since_s.get(node.id, now_s) for node in view.newcomers]
+        if len(self._members) + len(since_s) == self.options.max_nodes:
+            return True
+        return now_s - max(since_s) >= window_s or now_s - min(since_s) >= window_s * WINDOWS_AT_MOST
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""
@@ -220,7 +223,7 @@ class GroupClient:
     def loses_member(self, within_s: float) -> bool:
         """Whether a member of the closed generation is found dead, within this time at most."""
         until_s = self.clock.monotonic() + within_s
-        while len(self._backoff.members) > 1 and (left_s := until_s - self.clock.monotonic()) > 0:
+        while len(self._members) > 1 and (left_s := until_s - self.clock.monotonic()) > 0:
             # The lost machine may have served the rendezvous.
             with suppress(BackendFailed, GivenUp):
                 asks = self.rendezvous.has_lost_member
@@ -266,68 +269,3 @@ class GroupClient:
     def _give_up(self) -> None:
         self._is_given_up = True
         self.report("the rendezvous does not answer, and this node leaves without it")
-
-
-@dataclass(slots=True, kw_only=True)
-class RejoinBackoff:
-    """What one agent has seen of the nodes that came and went.
-
-    A node that comes and goes without a new step waits longer each time it comes back, and nodes
-    that come together are let in together. Each admission costs the whole group a drain and a
-    rendezvous: without a backoff, one broken machine that is restarted for ever would stop the
-    others again and again, and without a join window, a thousand machines that start within a
-    minute would drain the group one by one.
-
-    Visits are remembered by a node's address, because each new process has another id. No node is
-    excluded: after LONGEST_S it is admitted, and one new step in a generation clears all members of
-    that generation. A member that leaves as planned waits once: it was told to go, and what told it
-    may change its mind every few seconds.
-    """
-
-    members: tuple[Node, ...] = ()  # of the newest generation
-    high_step: int = 0
-    visits: dict[str, int] = field(default_factory=dict)  # by address: consecutive, without a new step
-    since_s: dict[str, float] = field(default_factory=dict)  # by node id: waiting to join
-
-    def entered(self, members: tuple[Node, ...], *, step: int, is_planned: bool = False) -> None:
-        """A new generation has these members.
-
-        step: the last of the one before, 0 for none. is_planned: those that are missing were not
-        lost, but left.
-        """
-        ids, is_new = {node.id for node in members}, step > self.high_step
-        if is_new:
-            for node in self.members:
-                self.visits.pop(node.address, None)
-        for node in self.members:
-            if node.id not in ids and (is_planned or not is_new):
-                self.visits[node.address] = self.visits.get(node.address, 0) + 1
-        self.members, self.high_step, self.since_s = members, max(step, self.high_step), {}
-
-    def observe(self, newcomers: Collection[Node], *, now_s: float) -> None:
-        """These nodes wait to join. A node that stopped waiting in between starts again from 0."""
-        self.since_s = {node.id: self.since_s.get(node.id, now_s) for node in newcomers}
-
-    def admits(
-        self,
-        newcomers: Collection[Node],
-        *,
-        now_s: float,
-        window_s: float = 0.0,
-        max_nodes: int | None = None,
-    ) -> bool:
-        """Whether the group is to drain for them now; one drain admits all that wait.
-
-        It is, once a node has waited for its backoff and no other one's has ended for `window_s`.
-        A node that fills the group up to `max_nodes` is the last that could come.
-        """
-        ready_s = [self.since_s.get(node.id, now_s) + self.wait_s(node.address) for node in newcomers]
-        ready_s = [at_s for at_s in ready_s if at_s <= now_s]
-        if not ready_s or len(self.members) + len(newcomers) == max_nodes:
-            return bool(ready_s)
-        return now_s - max(ready_s) >= window_s or now_s - min(ready_s) >= window_s * WINDOWS_AT_MOST
-
-    def wait_s(self, address: str) -> float:
-        """0 for a node that never came or last brought a new step; each other visit doubles it."""
-        visits = self.visits.get(address, 0)
-        return min(FIRST_S * 2.0 ** (min(visits, 32) - 1), LONGEST_S) if visits else 0.0

@@ -139,17 +139,47 @@ def test_the_group_is_told_of_each_newer_commit_until_it_knows(there):
 )
 def test_a_planned_leave_is_told_from_a_lost_node(there, after, cause, left):
     *_, group = there
-    assert not group.enter(generation((A, B), cause="start"), step=0)
-    assert group.enter(generation(after, cause=cause), step=5) is left
+    assert not group.enter(generation((A, B), cause="start"))
+    assert group.enter(generation(after, cause=cause)) is left
 
 
 def test_the_agent_of_rank_0_alone_admits_who_waits(there):
     *_, group = there
     assert not group.is_first
-    group.enter(generation((A, B), cause="start", rank=1), step=0)
+    group.enter(generation((A, B), cause="start", rank=1))
     assert not group.admits(WATCH)
-    group.enter(generation((A, B), cause="failure", rank=0), step=0)
+    group.enter(generation((A, B), cause="failure", rank=0))
     assert group.admits(WATCH)
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "window_s", "max_nodes", "admitted_s"),
+    [
+        ([0.0, 0.3, 0.7], 0.5, 9, 1.2),  # one drain for all
+        ([0.0, 0.3, 0.9], 0.5, 9, 0.8),
+        ([0.0, 0.3, 0.9], 0.0, 9, 0.0),
+        ([i / 10 for i in range(1000)], 0.5, 9999, 5.0),  # ten windows at most
+        ([0.0], 0.5, 3, 0.0),  # the last one that fits: nothing could come in its window
+        ([0.0, 0.1], 0.5, 4, 0.1),
+    ],
+)
+def test_nodes_that_come_together_are_let_in_together(there, arrivals_s, window_s, max_nodes, admitted_s):
+    """Looked at forty times a second. A node that stopped waiting begins again."""
+    rendezvous, clock, _, group = there
+    group.options = replace(OPTIONS, join_window_s=window_s, max_nodes=max_nodes)
+    group.enter(generation((A, B), cause="start"))
+
+    def admits(now_s, come):
+        clock.now = now_s
+        view = replace(WATCH, newcomers=tuple(replace(C, id=f"new{at_s}") for at_s in come))
+        rendezvous.watch = lambda **_: view
+        assert group.poll(step=1, is_idle=False) is view
+        return group.admits(view)
+
+    admits(-9.0, arrivals_s[:1])
+    assert not admits(-8.0, [])
+    ticks = (tick / 40 for tick in range(1000))
+    assert next(at for at in ticks if admits(at, [each for each in arrivals_s if each <= at])) == admitted_s
 
 
 @pytest.fixture
