@@ -22,7 +22,7 @@ from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous, Withdrawal
-from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST, REHEARSAL
+from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
 from elastic.system.untrusted import parse_number
@@ -30,8 +30,7 @@ from elastic.system.untrusted import parse_number
 ANSWER_S, JOIN_S = 0.02, 0.05
 LOST_POLL_S = 0.05
 MOST_REASONS = 5
-UNREACHED_TRIES = 3
-CONNECT_S, CONNECT_TRIES = 0.5, 20
+CONNECT_S, STORE_S = 0.5, 10.0
 # A drain waits for nodes that keep coming for so many join windows at most.
 WINDOWS_AT_MOST = 10
 T = TypeVar("T")
@@ -146,42 +145,36 @@ class GroupClient:
         return generation
 
     def _join_reached(self, interrupted: Callable[[], bool]) -> Generation:
-        unreached, reason = 0, ""
-        while unreached < UNREACHED_TRIES:
+        while True:
             generation = self.rendezvous.join(interrupted)
-            found = self._why_unreached(generation, interrupted)
-            if found == "":
+            if not generation.rank_of_node or self._reaches_store(generation, interrupted):
                 return generation
-            if found is not None:
-                # Nodes that do reach it see the close and join again. Where the place to meet does
-                # not answer either, `join` closes the generation as soon as it does.
-                unreached, reason = unreached + 1, found
-                with suppress(BackendFailed):
-                    self.rendezvous.close(NODE_LOST, step=0, counts=False)
-        raise RendezvousTimeout(
-            f"the stores of {UNREACHED_TRIES} generations in a row should answer within {CONNECT_S * CONNECT_TRIES:g} s, but"
-            f" did not ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
-        )
 
-    def _why_unreached(self, generation: Generation, interrupted: Callable[[], bool]) -> str | None:
-        """Why the machine that serves the generation's store does not answer this node: empty where
-        it does, None where the generation is over before that is known.
+    def _reaches_store(self, generation: Generation, interrupted: Callable[[], bool]) -> bool:
+        """Whether the machine that serves the generation's store answers this node; False where the
+        generation is over before that is known.
         """
         host, _, port = generation.endpoint.rpartition(":")
-        reason = ""
-        for _ in range(CONNECT_TRIES if generation.rank_of_node else 0):
+        # If that machine is dead, the generation is over a keep-alive later.
+        limit_s = max(STORE_S, 2 * self.options.keep_alive_s)
+        until_s = self.clock.monotonic() + limit_s
+        while True:
             try:
                 socket.create_connection((host, parse_number(port) or 0), timeout=CONNECT_S).close()
-                return ""
+                return True
             except ConnectionRefusedError:
-                return ""
+                return True
             except (OSError, OverflowError) as error:  # the second for a number that is no port
-                reason = f"{generation.endpoint}: {error}"
+                if self.clock.monotonic() >= until_s:
+                    raise RendezvousTimeout(
+                        f"the store of generation {generation.number} at {generation.endpoint} should answer within {limit_s:g} s, but did"
+                        f" not ({error}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
+                    ) from error
             with suppress(BackendFailed):
                 view = self.rendezvous.watch()
                 if interrupted() or view.fenced or not view.open:
-                    return None
-        return reason
+                    return False
+            self.clock.sleep(LOST_POLL_S)
 
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now, all of them by one drain.

@@ -127,14 +127,8 @@ class Rendezvous:
         generation; None: yes if `min_generation` > 0. `run`: which one it is. `probes`: where nodes
         can probe each other. `is_complete`: whether the run is known to have ended well, asked now
         and then while the backend does not answer. `newest_generation`: as `min_generation`, asked
-        before a generation is formed. Raises UsageError if this node has more workers than the run
-        has shards.
+        before a generation is formed.
         """
-        if policy.max_workers is not None and me.nproc > policy.max_workers:
-            raise UsageError(
-                f"a node may bring at most {policy.max_workers} workers, the most that the run has shards for, but this one"
-                f" has {me.nproc}; lower --nproc-per-node"
-            )
         self._backend = backend
         self._me = me
         self._policy = policy

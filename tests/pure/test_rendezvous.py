@@ -184,12 +184,6 @@ def test_a_new_run_under_an_old_name_counts_generations_on() -> None:
     b.stop()
 
 
-def test_a_node_with_too_many_workers_is_refused_at_once(nodes: Nodes) -> None:
-    """Four workers, and a run of two shards."""
-    with pytest.raises(UsageError, match="at most 2 workers"):
-        nodes.make("a", replace(ALONE, max_workers=2), nproc=4)
-
-
 def test_heartbeats_survive_a_failing_backend(wait_until: WaitUntil) -> None:
     """The first three fail, and later ones, with an error that no contract names; then the thread
     must send them again.
