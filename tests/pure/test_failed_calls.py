@@ -90,9 +90,9 @@ class Place(World):
     def shown_generation(self) -> int:
         return 0
 
-    def start(self, name: str, settings: Any = None) -> None:
+    def start(self, name: str) -> None:
         self.backend = self.open()
-        super().start(name, settings)
+        super().start(name)
         self.backend = self.looking()
 
     def looking(self) -> Any:

@@ -350,7 +350,7 @@ class SmallStorm(RandomStorm):
         run_end = RunEnd(exit_code=EXIT_FAILED, reason="two states of one step")
         self.storm.call(name, lambda _name, machine: machine.rendezvous.end(run_end, of_any=True))
         self.storm.sleep(2.0)
-        assert not self.storm.training, [str(machine) for machine in self.storm.machines.values()]
+        assert not self.storm.training, [machine.generation for machine in self.storm.machines.values()]
 
 
 def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> list[str]:
