@@ -23,7 +23,7 @@ from elastic.system import forked_child
 from elastic.train import refuse
 from elastic.train.evaluate.evaluation import Evaluation
 from elastic.train.loop.build import LoopParts, WorkerParts, is_alone
-from elastic.train.loop.ends import LoopEnd, end_process_with_thread
+from elastic.train.loop.ends import LoopEnd
 from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import Function
 from elastic.train.misuse import public
@@ -116,7 +116,6 @@ class Run:
         loop = Loop(LoopParts(self._worker, data.loader, state))
         self._loop_end = LoopEnd(loop, partial(self._ended, loop))
         script_end.add(self._loop_end)
-        end_process_with_thread()
         return self._loop_end.steps()
 
     @public("run.stop")

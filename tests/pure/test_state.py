@@ -47,8 +47,6 @@ def is_same(one, other):
         alike = (one.dtype, one.shape, one.requires_grad) == (other.dtype, other.shape, other.requires_grad)
         alike = alike and (one.numel() == 0 or one.stride() == other.stride())
         return alike and torch.equal(image.tensor_bytes(one), image.tensor_bytes(other))
-    if isinstance(one, np.ndarray):
-        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     if isinstance(one, dict):
         return is_same(list(one), list(other)) and is_same(list(one.values()), list(other.values()))
     if isinstance(one, list | tuple):
@@ -75,10 +73,6 @@ def tensors(draw):
 NAMES = st.text("abcδ ", max_size=3) | st.integers()
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 LEAVES = PLAIN | st.floats().map(np.float64) | tensors()
-NUMBERS = st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.bool_, np.complex64])
-ARRAYS = st.builds(
-    lambda kind, size: np.ones(size).astype(kind), NUMBERS, st.sampled_from([0, 1, (0, 2), (2, 2)])
-)
 
 
 def nested(leaves, kinds=()):
@@ -252,13 +246,12 @@ def test_a_load_that_differs_is_refused_with_the_first_entry(change, words):
 
 # elastic.Values: what a recipe's loop keeps by name.
 
-CONTENTS = nested(PLAIN | ARRAYS | ARRAYS.filter(np.size).map(torch.from_numpy))
+CONTENTS = nested(LEAVES)
 
 
 @given(before=CONTENTS, after=CONTENTS)
-@example(before=0, after=[np.uint8(3), np.float32(0.5), np.bool_(1)])
 def test_values_come_back_as_they_were(before, after):
-    """Tensors, arrays, lists and dicts, with types and order, in the place of any other value."""
+    """Tensors, lists and dicts, with types and order, in the place of any other value."""
     values = Values(held=before)
     values.held = after
     expected = copy.deepcopy(values.held)
@@ -275,14 +268,14 @@ def test_a_number_in_a_tensor_becomes_the_number():
 
 
 def test_a_name_for_a_part_of_a_value_survives_a_load():
-    """A list in a dict, an array and a tensor that the recipe looked up before its loop."""
-    before = Values(of={"train": [1.0, 2.0]}, errors=np.arange(3.0), center=torch.arange(3.0))
-    values = Values(of={"train": []}, errors=np.zeros(3), center=torch.zeros(3))
-    recent, errors, center = values.of["train"], values.errors, values.center
+    """A list in a dict, and a tensor that the recipe looked up before its loop."""
+    before = Values(of={"train": [1.0, 2.0]}, center=torch.arange(3.0))
+    values = Values(of={"train": []}, center=torch.zeros(3))
+    recent, center = values.of["train"], values.center
     State(values=values).load(State(values=before).flatten())
     recent.append(0.0)
     assert values.of == {"train": [1.0, 2.0, 0.0]}
-    assert errors.tolist() == center.tolist() == [0.0, 1.0, 2.0]
+    assert center.tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -293,9 +286,8 @@ def test_a_name_for_a_part_of_a_value_survives_a_load():
         (Counter("a"), "found Counter"),
         (torch.Size([2]), "found Size"),
         ({None: 1}, "keep a list of pairs"),
-        ({"ndarray": 1}, "keep a list of pairs"),
-        (np.array(["a", None]), "ndarray of object"),
-        (np.uint64(3), "uint64 of uint64"),
+        (np.zeros(2), "found ndarray"),
+        (np.float32(3), "found float32"),
         (torch.ones(2).to(torch.uint32), "Tensor of torch.uint32"),
     ],
 )

@@ -13,7 +13,6 @@ that of the end of the script, and it says so.
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from inspect import CO_GENERATOR
@@ -170,17 +169,3 @@ def is_left_by_break(frame: FrameType | None) -> bool:
             return doing in _DROPS
         frame = frame.f_back
     return False
-
-
-def end_process_with_thread() -> None:
-    """From here on, an error of this library that ends a thread ends the process: the script may
-    wait for that thread for ever.
-    """
-    before = threading.excepthook
-
-    def hook(ended: threading.ExceptHookArgs) -> None:
-        if isinstance(ended.exc_value, ElasticError) and not forked_child.is_one():
-            script_end.fail(ended.exc_value)
-        before(ended)
-
-    threading.excepthook = hook

@@ -13,15 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from elastic.errors import UsageError
 from elastic.snapshot.image import DTYPES
 from elastic.train.misuse import public
 
-_KINDS = (bool, int, float, str, type(None))
-_ARRAY = "ndarray"  # the only key of the dict that stands for an array in a state
+_KINDS = (bool, int, float, np.float64, str, type(None))
 
 
 class UnknownValue(UsageError, AttributeError):  # noqa: N818
@@ -29,7 +27,7 @@ class UnknownValue(UsageError, AttributeError):  # noqa: N818
 
 
 class Values:
-    """Numbers, strings, tensors, arrays, and lists and dicts of them, by name.
+    """Numbers, strings, tensors, and lists and dicts of them, by name.
 
         values = elastic.Values(best=math.inf, recent=[], center=torch.zeros(64))
         state = elastic.State(model=model, values=values)
@@ -70,7 +68,7 @@ class Values:
     def state_dict(self) -> dict[str, Any]:
         """Raises UsageError for what cannot be kept, and for a list or dict that has two places."""
         places: dict[int, str] = {}
-        return {name: _mapped(value, name, _encoded, places) for name, value in vars(self).items()}
+        return {name: _mapped(value, name, _checked, places) for name, value in vars(self).items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raises ValueError for other names than these."""
@@ -80,7 +78,7 @@ class Values:
                 "Values(...) must have the same names as when the run began"
             )
         for name, value in state_dict.items():
-            vars(self)[name] = _loaded(vars(self)[name], _decoded(value))
+            vars(self)[name] = _loaded(vars(self)[name], value)
 
     def _refuse(self, name: str) -> None:
         raise UnknownValue(
@@ -90,7 +88,7 @@ class Values:
 
 
 def _mapped(value: Any, place: str, leaf: Callable[[Any, str], Any], places: dict[int, str]) -> Any:
-    """The same lists, tuples and dicts of what `leaf` makes of their tensors and arrays.
+    """The same lists, tuples and dicts of what `leaf` makes of their tensors.
 
     places: of the lists and dicts so far, by their ids.
     """
@@ -107,67 +105,43 @@ def _mapped(value: Any, place: str, leaf: Callable[[Any, str], Any], places: dic
     if kind is not dict:
         return kind(_mapped(item, f"{place}[{i}]", leaf, places) for i, item in enumerate(value))
     for key in value:
-        if type(key) not in (str, int) or key == _ARRAY:
+        if type(key) not in (str, int):
             raise UsageError(
-                f"Values: expected keys of type str or int other than {_ARRAY!r} at {place}, found {key!r:.40}; "
+                f"Values: expected keys of type str or int at {place}, found {key!r:.40}; "
                 "keep a list of pairs, list(x.items())"
             )
     return {key: _mapped(item, f"{place}[{key!r}]", leaf, places) for key, item in value.items()}
 
 
 def _copied(value: Any, place: str) -> Any:
-    """The copy that is kept of a tensor or array at an attribute."""
-    is_inside = "[" in place
-    if isinstance(value, Tensor):
-        # A whole number inside a dict may be BatchNorm's count, which a module takes as a tensor.
-        if not value.dim() and not value.is_complex() and (not is_inside or value.is_floating_point()):
-            return value.item()
-        value = value.detach()
-        return _encoded(value, place).clone()
-    _encoded(value, place)
-    return np.array(value)[()]  # the number, also of an array without dimensions
+    """The copy that is kept of a tensor at an attribute."""
+    # A whole number inside a dict may be BatchNorm's count, which a module takes as a tensor.
+    is_number = isinstance(value, Tensor) and not value.dim() and not value.is_complex()
+    if is_number and ("[" not in place or value.is_floating_point()):
+        return value.item()
+    return _checked(value.detach() if isinstance(value, Tensor) else value, place).clone()
 
 
-def _encoded(value: Any, place: str) -> Any:
-    """A tensor or array as a state has it. Raises UsageError for any other value."""
-    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+def _checked(value: Any, place: str) -> Any:
+    """A tensor as a state has it. Raises UsageError for any other value."""
     if isinstance(value, Tensor) and value.dtype in DTYPES and value.grad_fn is None:
         return value
-    if is_array and _is_number(value.dtype):  # a number is an array without dimensions
-        return {_ARRAY: torch.from_numpy(np.asarray(value))}
     found = type(value).__name__
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        found += " that is part of a graph" if getattr(value, "grad_fn", None) else f" of {value.dtype}"
+    if isinstance(value, Tensor):
+        found += " that is part of a graph" if value.grad_fn else f" of {value.dtype}"
     raise UsageError(
-        f"Values: expected numbers, strings, tensors, arrays, or lists, tuples and dicts of them at {place}, found {found}; "
-        "keep its content, as dict(x), x.item() or x.detach(), or give an object with state_dict"
+        f"Values: expected numbers, strings, tensors, or lists, tuples and dicts of them at {place}, found {found}; keep its "
+        "content, as dict(x), x.item(), x.detach() or torch.from_numpy(x), or give an object with state_dict"
     )
 
 
-def _is_number(dtype: np.dtype[Any]) -> bool:
-    """That a state can keep: of the whole ones without a sign only single bytes."""
-    is_wide = dtype.kind == "u" and dtype.itemsize > 1
-    return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= 8 and not is_wide
-
-
-def _decoded(value: Any) -> Any:
-    if type(value) is dict:
-        if value.keys() == {_ARRAY}:
-            return value[_ARRAY].numpy()[()]  # of one without dimensions, the number
-        return {key: _decoded(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_decoded, value))
-    return value
-
-
 def _loaded(held: Any, value: Any) -> Any:
-    """The value, in the tensor, array, list or dict that is there, which the recipe may name."""
-    is_array = isinstance(held, Tensor | np.ndarray) and type(held) is type(value)
-    if is_array and (held.shape, held.dtype) == (value.shape, value.dtype):
+    """The value, in the tensor, list or dict that is there, which the recipe may name."""
+    if isinstance(held, Tensor) and isinstance(value, Tensor):
+        if (held.shape, held.dtype) != (value.shape, value.dtype):
+            return value.to(held.device)
         held[...] = value
         return held
-    if isinstance(held, Tensor) and isinstance(value, Tensor):
-        return value.to(held.device)
     if type(held) is list and type(value) is list:
         new = [_loaded(*pair) for pair in zip(held, value, strict=False)]
         held[:] = new + value[len(new) :]
