@@ -54,7 +54,7 @@ class GroupClient:
         self._is_given_up = False
         self._members: tuple[Node, ...] = ()  # of the newest generation
         self._waiting_since_s: dict[str, float] = {}  # by node id, of those that wait to join
-        self._is_reached, self._reached_s = True, self.clock.monotonic()
+        self._reached_s = self.clock.monotonic()
         self._said: set[str] = set()  # why the backend did not answer, since it last did
         self._committed = self._told = 0  # the newest step with a checkpoint, here and in the group
         self.is_first = self.is_fenced = False
@@ -89,7 +89,7 @@ class GroupClient:
             try:
                 view = polled.result()
             except BackendFailed as error:
-                problem, self._is_reached = str(error), False
+                problem = str(error)
                 # It may be unreachable at first and then have lost its data.
                 if problem not in self._said and len(self._said) < MOST_REASONS:
                     self._said.add(problem)
@@ -100,10 +100,10 @@ class GroupClient:
                 self._is_given_up = self._is_given_up or self._polled is not None
                 raise BackendFailed(problem)
             return None
-        if not self._is_reached:
+        if self._said:
             self._said.clear()
             self.report("the rendezvous answers again")
-        self._is_reached, self._reached_s = True, now_s
+        self._reached_s = now_s
         self._waiting_since_s = {e.id: self._waiting_since_s.get(e.id, now_s) for e in view.newcomers}
         self.is_fenced = view.fenced
         return view

@@ -7,7 +7,7 @@ generation alone, which orders two histories where a state was lost.
 
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from elastic.errors import ElasticError
 from elastic.system.untrusted import parse_json
@@ -54,15 +54,6 @@ class Backend(Protocol):
         The text of a dead node may stay or vanish; a live node's may be missing, or an old one, for
         a moment.
         """
-
-
-@runtime_checkable
-class MayHost(Protocol):
-    """A backend that this process may serve itself; it ends with the process."""
-
-    @property
-    def is_host(self) -> bool:
-        """Whether this process serves it."""
 
 
 def generation_of(value: bytes) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from elastic.errors import EXIT_COMPLETE, GroupEnded, RendezvousTimeout, UsageError
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused
 from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.host import HostBackend
 from elastic.system.clock import Clock
 
 RETRY_S = 0.5
@@ -43,7 +44,7 @@ class RendezvousConfig:
     def open(self, environ: Mapping[str, str]) -> Backend:
         """Raises UsageError as `check` does. Uses no network before the backend's first call.
 
-        Each kind is imported only where it is used: torch takes seconds, fsspec starts a thread.
+        A kind whose import costs more is imported only where it is used: fsspec starts a thread.
         """
         match self.kind:
             case "dir":
@@ -57,8 +58,6 @@ class RendezvousConfig:
 
                 return EtcdBackend(self.endpoint, self.group, environ)
             case "c10d":
-                from elastic.rendezvous.backends.host import HostBackend
-
                 return HostBackend(self.endpoint, self.group)
 
 
@@ -99,7 +98,7 @@ def serve_until_read(backend: Backend, node_id: str, clock: Clock) -> None:
 
     That is when no node but `node_id` has sent a heartbeat for a second; it waits 15 s at most.
     """
-    if not isinstance(backend, MayHost) or not backend.is_host:
+    if not isinstance(backend, HostBackend) or not backend.is_host:
         return
     last: dict[str, str] = {}
     began_s = moved_s = clock.monotonic()
