@@ -16,7 +16,6 @@ from elastic.rendezvous.transitions import GroupAction, Timing
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 SETTINGS = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=9, keep_alive_s=2.0)
-LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
 
 
 def node(name: str, nproc: int = 1) -> Node:
@@ -301,50 +300,6 @@ def test_a_node_does_what_the_documented_table_says(
     assert decision.action.name in documented_actions()[role(group, me, alive)]
     if decision.action is GroupAction.FORM:
         assert group.member_ids | group.waiting_ids <= alive
-
-
-ARROWS = {
-    "join": {("closed", "forming")},
-    "form": {("forming", "open")},
-    "close": {("open", "closed"), ("open", "forming")},
-    "evict": {("open", "closed"), ("open", "forming"), ("forming", "closed")},
-    "close_if_partitioned": {("open", "closed"), ("open", "forming")},
-    "leave": {("open", "closed"), ("open", "forming"), ("forming", "closed")},
-    "withdraw": {("open", "closed"), ("open", "forming"), ("forming", "closed")},
-    "done": {("open", "ended")},
-    "end": {("closed", "ended"), ("forming", "ended"), ("open", "ended")},
-    "reopen": {("ended", "closed")},
-    "reset": {("ended", "closed"), ("open", "closed"), ("forming", "closed")},
-    "take_over": {("ended", "closed"), ("open", "closed"), ("forming", "closed")},
-    "count_on": set(),
-}
-
-
-@given(some_groups, who, st.sets(who))
-def test_every_transition_follows_an_arrow_of_the_diagram(group: Group, me: str, alive: set[str]) -> None:
-    """Any transition of any group keeps its state or follows an arrow."""
-    ended = RunEnd(exit_code=1, reason="failed")
-    now = {"generation": group.generation}
-    after = {
-        "join": transitions.join(group, node(me)),
-        "form": transitions.form(group, alive=alive, endpoint="h:1", policy=POLICY),
-        "close": transitions.close(
-            group, **now, cause=transitions.FAILURE, step=1, counts=True, failure=None
-        ),
-        "evict": transitions.evict(group, alive=alive),
-        "close_if_partitioned": transitions.close_if_partitioned(group, alive=alive, step=1),
-        "leave": transitions.leave(group, me),
-        "withdraw": transitions.withdraw(group, me, alive=alive, is_shared=True),
-        "done": transitions.done(group, **now, node_id=me),
-        "end": transitions.end(group, **now, run_end=ended),
-        "reopen": transitions.reopen(group),
-        "reset": transitions.reset(group),
-        "take_over": transitions.take_over(group, replace(SETTINGS, keep_alive_s=9.0)),
-        "count_on": transitions.count_on(group, 5, has_begun=True),
-    }
-    for name, changed in after.items():
-        assert state(group) == state(changed) or (state(group), state(changed)) in ARROWS[name], name
-        assert name in (transitions.__doc__ or "") or name.upper() in (transitions.__doc__ or "")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.rendezvous import membership, transitions
+from elastic.rendezvous import membership
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.partition import (
     ALL_PAIRS,
@@ -207,34 +207,6 @@ def test_peers_are_few_and_each_is_a_peer_of_its_peers(size):
         assert name not in peers and len(peers) < max(ALL_PAIRS, 2 * RINGS * NEIGHBOURS + 1)
         assert len(peers) >= min(size - 1, NEIGHBOURS)
         assert all(name in graph[other] for other in peers)
-
-
-def test_a_part_is_not_asked_back_while_the_network_is_cut():
-    """The next generation is formed of the larger part, and the others wait: no report ends."""
-    network = Network(WIDTH, seed=3)
-    network.run(2 * KEEP_ALIVE_S)
-    part, rest = some(network.names, random.Random(3), 24)
-    network.cut = apart(part, rest)
-    network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
-    network.run(2 * POLL_S)
-    everyone = frozenset(network.names)
-    policy = membership.GroupPolicy(min_nodes=1, max_nodes=1000, last_call_s=0, timeout_s=100)
-    for node in network.group.members:
-        network.group = transitions.join(network.group, node)
-    network.group = transitions.form(network.group, alive=everyone, endpoint="x:1", policy=policy)
-    assert network.group.member_ids == set(rest)
-    for name in part:
-        network.group = transitions.join(network.group, Node(id=name, address=name, nproc=1, port=1))
-        network.run(POLL_S)
-    for _ in range(100):
-        network.run(POLL_S)
-        assert network.group.open
-        assert not membership.newcomers(network.group, alive=everyone, policy=policy)
-    network.cut = set()
-    took_s = network.run(2 * KEEP_ALIVE_S, until=lambda group: not group.reports)
-    assert took_s is not None
-    found = membership.newcomers(network.group, alive=everyone, policy=policy)
-    assert {node.id for node in found} == set(part)
 
 
 def test_nodes_that_a_cut_off_node_reports_are_not_excluded():
