@@ -27,13 +27,6 @@ def shown(events, now=130.0, beats=None):
     return out.getvalue()
 
 
-def test_a_plain_script_that_runs_shows_restarts_and_time():
-    found = viewed(FAILED_ONCE, beats={"n1": 1.0}, now=115.0)
-    assert found.state == "running"
-    assert (found.plain.restarts, found.plain.last_exit) == ({"failure": 1}, "rank 0 ended with signal 9")
-    assert found.plain.running_s == 15.0
-
-
 def test_a_finished_plain_script_has_no_steps_nor_goodput():
     report = report_json(viewed(FINISHED))
     assert (report["finished"], report["steps"], report["goodput"], report["badput_s"]) == (True, 0, None, {})

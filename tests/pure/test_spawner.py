@@ -59,9 +59,6 @@ class ImportingServer:
     def wait(self):
         return -9
 
-    def becomes_ready(self):
-        self.says(Ready(gpus=0))
-
     def says(self, *messages):
         for each in messages:
             self.connection.send_bytes(json.dumps(encode(each)).encode())
@@ -84,18 +81,6 @@ def importing(monkeypatch):
     server = ImportingServer()
     yield server
     server.connection.close()
-
-
-def test_a_wait_for_imports_can_be_interrupted_and_repeated(importing):
-    """It imports on meanwhile, and its answer counts later."""
-    client, questions = ForkServerClient(importing.start), Questions()
-    client.wait_ready(questions)
-    assert (questions.asked, client.is_ready, importing.kills) == (3, False, 0)
-
-    importing.becomes_ready()
-    client.wait_ready()
-    assert client.is_ready
-    client.close()
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -123,7 +108,10 @@ def test_a_leaving_node_waits_for_no_new_fork_server(importing, monkeypatch):
     monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(importing.start))
     spawner.renew(questions)
     assert (questions.asked, said) == (3, ["the fork server died; another one is started"])
-    assert spawner._server.pid == importing.pid
+    assert (spawner._server.pid, spawner._server.is_ready, importing.kills) == (importing.pid, False, 0)
+    importing.says(Ready(gpus=0))
+    spawner._server.wait_ready()
+    assert spawner._server.is_ready
     spawner.close()
 
 

@@ -134,25 +134,17 @@ def half(names, draw):
     return names[: len(names) // 2], names[len(names) // 2 :]
 
 
-def some(names, draw, size):
-    chosen = draw.sample(names, size)
-    return chosen, [name for name in names if name not in chosen]
-
-
 def deaf(names, draw, size):
     chosen = draw.sample(names, size)
     return {(other, name) for name in chosen for other in names if other != name}
 
 
 CUTS = {
-    "a half drawn at random": lambda names, draw: apart(*some(names, draw, len(names) // 2)),
     "three parts": lambda names, draw: apart(names[::3], names[1::3], names[2::3]),
-    "the first rack": lambda names, draw: apart(names[:10], names[10:]),
     "ten nodes, each by itself": lambda names, draw: apart(
         *([n] for n in names[5::10]), [n for i, n in enumerate(names) if i % 10 != 5]
     ),
     "rank 0": lambda names, draw: apart(names[:1], names[1:]),
-    "one deaf node": lambda names, draw: deaf(names, draw, 1),
     "five mute nodes": lambda names, draw: {(b, a) for a, b in deaf(names, draw, 5)},
     "one direction between halves": lambda names, draw: set(itertools.product(*half(names, draw))),
 }
@@ -187,7 +179,7 @@ def test_in_a_small_group_any_cut_excludes_what_all_links_say(data, size):
     assert network.excluded() == network.truly_excluded()
 
 
-@pytest.mark.parametrize("size", [2, 11, 32, 60])
+@pytest.mark.parametrize("size", [11, 60])
 def test_no_node_sends_more_than_fifty_datagrams_a_second(size):
     """With the default keep-alive, while nothing is wrong; a small group probes as it did."""
     network = Network(size)
