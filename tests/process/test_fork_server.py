@@ -234,20 +234,6 @@ def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):
     assert not node.reported
 
 
-def test_every_worker_runs_local_modules_itself(node):
-    """The module beside the recipe is edited between two workers, and reads RANK when it is
-    imported.
-    """
-    found = []
-    for rank, text in enumerate(["VALUE = 'first'", "VALUE = 'the second'"]):
-        node.is_beside(text)
-        code, printed = node.runs(node.spawner.start, "show", env={"RANK": str(rank)})
-        assert code == 0, printed
-        found.append(json.loads(printed.splitlines()[0])["beside"][:2])
-    assert found == [["first", "0"], ["the second", "1"]]
-    assert not node.reported
-
-
 def test_a_local_module_hides_an_installed_one_of_its_name(node):
     """The fork server holds the installed numpy; a file of that name appears beside the recipe and
     goes again.

@@ -53,19 +53,6 @@ def test_a_run_that_was_killed_is_reported_until_it_has_finished():
     assert (found["finished"], found["steps"], found["epochs"], found["final_digest"]) == (True, 20, 4, "abc")
 
 
-def test_a_generation_reports_its_steps_including_lost_ones():
-    first, second = summarise(KILLED, KILLED_STEPS)["generations"]
-    assert first == {
-        "generation": 1,
-        "world_size": 2,
-        "nodes": ["n1", "n2"],
-        "first_step": 1,
-        "last_step": 8,
-        "cause": "start",
-    }
-    assert (second["world_size"], second["first_step"], second["last_step"]) == (1, 7, 10)
-
-
 def test_a_step_that_only_survivors_finished_does_not_count():
     """Rank 0 dies before it writes the line of step 9, which n2 has finished. So the run is back at
     step 9, having lost two: 7 and 8. The same where the next generation dies before its restore,
@@ -118,25 +105,9 @@ def test_audits_are_counted_by_steps_that_count():
 
 
 def test_the_report_of_a_run_without_events_has_every_key():
-    assert summarise([], []) == {
-        **dict.fromkeys(["stopped", "failed", "final_digest", "goodput", "snapshots", "plain"]),
-        **dict.fromkeys(["steps", "epochs", "lost_steps", "unreadable_lines"], 0),
-        **{
-            name: []
-            for name in (
-                *("accepted", "generations", "recoveries", "slow_ranks", "shards_by_rank", "lineage"),
-                *("divergences", "replays", "edits", "logged_by_rank", "scheduled"),
-            )
-        },
-        "finished": False,
-        "badput_s": {},
-        "step_time_s": {"median": None, "p99": None},
-        "checkpoints": {"committed": 0, "failed": 0},
-        "audits": {"done": 0, "failed": 0},
-        "rehearsals": {"count": 0, "alike": 0, "seconds": 0},
-        "overlaps": {"count": 0, "alike": 0, "seconds": 0},
-        "not_restored": {},
-    }
+    found = summarise([], [])
+    assert found.keys() == summarise(KILLED, KILLED_STEPS).keys()
+    assert (found["goodput"], found["steps"], found["generations"]) == (None, 0, [])
 
 
 def test_a_run_past_its_last_step_says_what_its_process_lacked():
