@@ -149,11 +149,14 @@ class Fence:
         if (words := self._words) is None:
             return True
         began_s, asked_ns = self._clock.monotonic(), self._ask()
-        while words[_READ] < asked_ns:
-            if self._is_orphan() or self._clock.monotonic() - began_s >= SILENT_S:
+        while True:
+            tried_ns, read_ns = words[_TRIED], words[_READ]  # the time of a try is written last
+            if read_ns >= asked_ns:
+                return max(words[_NEWEST], words[_ENTERED]) <= generation
+            # The next save waits for this, and needs no answer where the rendezvous gives none.
+            if tried_ns >= asked_ns or self._is_orphan() or self._clock.monotonic() - began_s >= SILENT_S:
                 return False
             self._clock.sleep(POLL_S)
-        return max(words[_NEWEST], words[_ENTERED]) <= generation
 
     def record_commit(self, step: int) -> None:
         if (words := self._words) is not None:

@@ -56,15 +56,16 @@ def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed, copy_run
 
 
 def test_a_killed_agent_is_resumed_exactly(drill, undisturbed):
-    """SIGKILL to the agent before step 16; step 12 is saved. Its workers are in sessions of their
-    own, so only the kernel can tell them. Nothing is removed by hand; generations count on, and no
-    log is written over.
+    """SIGKILL to the agent before step 16; steps 4, 8 and 12 are saved. Its workers are in sessions
+    of their own, so only the kernel can tell them. Nothing is removed by hand; generations count
+    on, and no log is written over.
     """
-    drill.shut(13, 16)
+    drill.shut(5, 9, 13, 16)
     agent = drill.start("--nproc-per-node", "2")
-    drill.stands(13, ranks=2)
-    drill.happens("checkpoint_committed", step=12)
-    drill.open(13)
+    for gate in (5, 9, 13):  # a step that is due while another is saved is saved later
+        drill.stands(gate, ranks=2)
+        drill.happens("checkpoint_committed", step=gate - 1)
+        drill.open(gate)
     drill.stands(16, ranks=2)
     _, status = drill.inspects("status", drill.run.url)
     seen = tuple(status[name] for name in ("state", "step", "steps", "world_size", "generation"))

@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant("checkpoint/prune.py", "found[name].number is None", "found[name].number is not None", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "if not is_newest():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "each.generation < generation and", "", "pure/test_checkpoint_commit.py"),
-    Mutant("uploader/fence.py", "while words[_READ] < asked_ns:", "while False:", "pure/test_fence.py"),
+    Mutant("uploader/fence.py", "if read_ns >= asked_ns:", "if True:", "pure/test_fence.py"),
     Mutant("uploader/fence.py", "words[_NEWEST] <= max(generation, words[_ENTERED])", "words[_NEWEST] <= generation", "pure/test_fence.py"),
     Mutant("uploader/fence.py", "max(words[_NEWEST], self._shown())", "self._shown()", "pure/test_fence.py"),
     # A snapshot is whole, or is none.
