@@ -15,10 +15,10 @@ worker that finds one where the preflight found none says so. It does not know w
 came before the import: then the workers are spawned in vain. It does not see finders, or stand-ins
 that a recipe puts into `sys.modules`.
 
-The imports are found by reading the script and its local modules. Only statements outside of
-functions and classes count. An import that is missed costs each worker its time, and one too many,
-such as one for a type checker alone, costs the fork server that time. Neither changes what the
-script sees.
+The imports are found by reading the script and its local modules. Only statements that run when a
+module is imported count: what a function imports when it is called is not found. An import that is
+missed costs each worker its time, and one too many costs the fork server that time. Neither changes
+what the script sees.
 """
 
 import ast
@@ -42,6 +42,7 @@ from elastic.config import environment
 # itself. elastic.train.start leads to all that a worker needs of this library, except numpy.random,
 # which numpy imports when it is first used.
 ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start", "numpy.random")
+MOST_FILES = 5000  # that are looked for; most of them are not there
 
 Import = tuple[str, str]  # `import module`, with no name, or `from module import name`
 
@@ -119,7 +120,7 @@ def find_imports(recipe: Path) -> list[Import]:
     found: dict[Import, None] = {}
     read: set[Path] = set()
     left = deque([recipe])
-    while left:
+    while left and len(read) < MOST_FILES:
         file = left.popleft()
         if file in read:
             continue
@@ -147,15 +148,19 @@ def _imports_of(file: Path) -> Iterator[tuple[int, str, str]]:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     while left:
+        inner: Iterable[ast.AST] = ()
         match left.popleft():
             case ast.Import(names=names):
                 yield from ((0, alias.name, "") for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
                 yield from ((level, module or "", alias.name.strip("*")) for alias in names)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            case ast.If(test=test, orelse=otherwise) if "TYPE_CHECKING" in ast.unparse(test):
+                inner = otherwise
+            case (ast.If() | ast.Try() | ast.TryStar() | ast.With() | ast.ExceptHandler()) as statement:
+                inner = ast.iter_child_nodes(statement)
+            case _:
                 pass
-            case other:
-                left.extendleft(reversed([*ast.iter_child_nodes(other)]))
+        left.extendleft(reversed([*inner]))
 
 
 def _files_below(folder: Path, parts: Sequence[str]) -> list[Path]:
