@@ -134,21 +134,20 @@ class NodeAgent:
         --rdzv-timeout.
         """
         parts, view, polled_s = self._parts, NOTHING_KNOWN, 0.0
-        clock = parts.clock
         while True:
-            self._parts.health.turn()
+            parts.health.turn()
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
-            poll_s = max(GROUP_POLL_S, self._parts.group.rendezvous.poll_s)
-            if clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
+            poll_s = max(GROUP_POLL_S, parts.group.rendezvous.poll_s)
+            if parts.clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
                 view = self._poll(generation, entered) or view
-                polled_s = clock.monotonic()
+                polled_s = parts.clock.monotonic()
             generation.has_diverged |= not view.open and view.cause == DIVERGED
             decision = decide(self._observe(generation, view))
             match decision.action:
                 case Action.CONTINUE:
                     generation.workers.wait(WORKER_POLL_S)
                 case Action.REQUEST_DRAIN:
-                    # No step more where nobody is left to compare it.
+                    # A node without others has nobody to compare one more step with.
                     is_alone = parts.shutdown.reason is not None and len(entered.members) == 1
                     generation.request_drain(decision.reason, at_once=is_alone)
                 case Action.REPORT_DONE:
@@ -171,7 +170,7 @@ class NodeAgent:
                     return end
                 case Action.LEAVE:
                     generation.leave(decision.reason)
-                    self.others_go_on = leave_group(self._parts, self.last_step)
+                    self.others_go_on = leave_group(parts, self.last_step)
                     return RunEnd(exit_code=EXIT_INTERRUPTED, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None

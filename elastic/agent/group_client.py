@@ -179,7 +179,7 @@ class GroupClient:
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now, all of them by one drain.
 
-        They are once no other has come for the join window: without it, a thousand machines that
+        That is so once no other has come for the join window: without it, a thousand machines that
         start within a minute would drain the group one by one. A node that fills the group is the
         last that could come. Only the agent of rank 0 decides it: a drain that one agent requests
         drains all nodes.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import records_in
+from elastic.checkpoint.catalog import attempts_of, records_in, records_of
 from elastic.checkpoint.record import parse_name
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
@@ -57,11 +57,9 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
         if each in there:
             _remove(run, each.name, clock, f"{removed} of {len(found)} files are gone")
             removed += 1
-    store, gone = open_store(run.checkpoints_url), {each.name for each in there}
-    late, _, _ = records_in(reading(store.list, clock) if removed else [], store, clock)
-    for name, record in late.items():
-        if f"checkpoints/{record.payload}" in gone:  # it was created after the look
-            store.delete(name)
+    store = open_store(run.checkpoints_url)
+    for name in records_of([each.name.removeprefix("checkpoints/") for each in there], store, clock):
+        store.delete(name)
     size_bytes = sum(each.size_bytes for each in found)
     return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
 
@@ -76,8 +74,9 @@ def _look(run: RunDir, clock: Clock) -> list[Leftover]:
             )
     store = open_store(run.checkpoints_url)
     entries = reading(store.list, clock)
+    # Listed after the attempts: one that is committed meanwhile is named.
     records, damages, _ = records_in(reading(store.list, clock), store, clock)
-    named = {record.payload.rpartition("/")[0] for record in records.values()}
+    named = attempts_of(records.values())
     unclear = {each.step for each in damages}  # such a record may have named any attempt
     found = [
         Leftover(

@@ -4,6 +4,7 @@ It does not promise that a listed checkpoint loads: its payload is examined when
 never changes the store.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -68,6 +69,23 @@ def list_commits(
         if run_id not in ("", each.run_id)
     ]
     return [each for each in records if run_id in ("", each.run_id)], damages + foreign
+
+
+def attempts_of(records: Iterable[CommitRecord]) -> set[str]:
+    return {record.payload.rpartition("/")[0] for record in records}
+
+
+def records_of(payloads: Collection[str], store: Store, clock: Clock) -> list[str]:
+    """The names of the records, listed anew, that name one of these payloads, which are deleted.
+
+    A late writer may have created its record after the listing by which they were deleted, and have
+    seen its payload there for the last time. Where it creates one after this, it finds the payload
+    gone. Raises StoreFailed.
+    """
+    if not payloads:
+        return []
+    by_name, _, _ = records_in(reading(store.list, clock), store, clock)
+    return [name for name, record in by_name.items() if record.payload in payloads]
 
 
 def records_in(

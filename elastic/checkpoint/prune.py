@@ -11,7 +11,7 @@ alone. That may be an old record without its payload, where a late writer died a
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import records_in
+from elastic.checkpoint.catalog import attempts_of, records_in, records_of
 from elastic.checkpoint.record import CommitRecord, parse_name
 from elastic.errors import Fenced
 from elastic.storage.store import Store, reading
@@ -68,7 +68,7 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
     }
     old = {each.step for each in ours}
     foreign = {name for name, each in by_name.items() if each.run_id != policy.run_id}
-    named, all_named = _attempts_of(ours), _attempts_of(by_name.values())
+    named, all_named = attempts_of(ours), attempts_of(by_name.values())
     # A record that does not parse goes with its step; until then it may have named any attempt.
     unclear = {damage.step for damage in damages}
     deleted = [
@@ -88,17 +88,8 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
     deleted.sort(key=lambda name: (found[name].step, found[name].number is None))
     for name in (*deleted, *swept):
         delete(name)
-    if swept:
-        # A late writer may have created its record after the listing, and have seen its payload
-        # there for the last time. Where it creates one after this, it finds the payload gone.
-        late, _, _ = records_in(reading(store.list, clock), store, clock)
-        for name, record in late.items():
-            if record.payload in swept:
-                delete(name)
-
-
-def _attempts_of(records: Iterable[CommitRecord]) -> set[str]:
-    return {record.payload.rpartition("/")[0] for record in records}
+    for name in records_of(swept, store, clock):
+        delete(name)
 
 
 def may_count(

@@ -2,7 +2,7 @@
 
 A snapshot is hashed while it is written, and the commit record has the hashes of what was
 published. Deleting old checkpoints never changes the result of a save. It does not promise to
-return in time: a storage call that hangs holds its thread, and `Jobs` watches the deadline.
+return in time: a storage call that hangs holds its thread, and main.py watches the deadline.
 """
 
 import sys
