@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from committed import begin_run, commit_in
+from committed import begin_run, commit_in, damage
 from hypothesis import given
 from hypothesis import strategies as st
 from records import IDENTITY, PARENT
@@ -37,13 +37,6 @@ def first(tmp_path) -> Path:
     for step in (10, 20, 30):
         commit_in(folder, IDENTITY, step, state_of(step))
     return folder
-
-
-def damage(folder: Path, step: int) -> None:
-    (payload,) = folder.glob(f"checkpoints/{step:012d}/*/state.safetensors")
-    data = bytearray(payload.read_bytes())
-    data[-1] ^= 1
-    payload.write_bytes(data)
 
 
 def spoil_record(folder: Path, step: int) -> None:

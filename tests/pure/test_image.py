@@ -162,42 +162,47 @@ def test_an_entry_of_any_values_is_damage_or_harmless(field, value):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "ties"),
     [
-        {"shape": [2, 2]},
-        {"shape": [-2, -3]},
-        {"shape": [2.0, 3]},
-        {"shape": [2**64, 0], "data_offsets": [8, 8]},
-        {"shape": 6},
-        {"dtype": "F5"},
-        {"data_offsets": [48, 72]},
-        {"data_offsets": [-24, 0]},
-        {"data_offsets": [72, 72], "shape": [0]},
-        {"data_offsets": [8]},
+        ({"shape": [2, 2]}, {}),
+        ({"shape": [-2, -3]}, {}),
+        ({"shape": [2.0, 3]}, {}),
+        ({"shape": [2**64, 0], "data_offsets": [8, 8]}, {}),
+        ({"shape": 6}, {}),
+        ({"dtype": "F5"}, {}),
+        ({"data_offsets": [48, 72]}, {}),
+        ({"data_offsets": [-24, 0]}, {}),
+        ({"data_offsets": [72, 72], "shape": [0]}, {}),
+        ({"data_offsets": [8]}, {}),
+        *(({}, ties) for ties in ({"y": "z"}, {"x": "x"}, {"y": "y"}, {"y": ["x"]}, ["x"], 3)),
     ],
 )
-def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change):
+def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change, ties):
     """64 bytes of data: each change announces bytes that are not there, or too many or too few.
 
     Python counts negative offsets from the end, and cuts a slice at the end: both would be read.
+    Ties lead to a name that is not stored, from a name that is, to itself, or are none at all.
     """
     assert safetensors_header.parse(with_header(GOOD)).entries["x"].shape == (2, 3)
     with pytest.raises(CheckpointDamaged):
-        safetensors_header.parse(with_header(GOOD | change))
+        safetensors_header.parse(with_header(GOOD | change, **{image.TIES: json.dumps(ties)}))
 
 
-@pytest.mark.parametrize("ties", [{"y": "z"}, {"x": "x"}, {"y": "y"}, {"y": ["x"]}, ["x"], 3])
-def test_a_tie_to_nothing_is_damage(ties):
-    """To a name that is not stored, of a name that is, to itself, or no tie at all."""
-    with pytest.raises(CheckpointDamaged):
-        safetensors_header.parse(with_header(GOOD, **{image.TIES: json.dumps(ties)}))
-
-
-@pytest.mark.parametrize("document", [{"step": 3}, {"state": [1]}, [1]])
-def test_an_image_without_a_state_has_no_digest(document):
-    """Another program's safetensors file must not get one."""
-    with pytest.raises(CheckpointDamaged, match="lacks a state"):
-        image_hash.digest(with_header(GOOD, **{image.DOCUMENT: json.dumps(document)}))
+@pytest.mark.parametrize(
+    ("places", "document", "says"),
+    [
+        *(([0, 8], other, "lacks a state") for other in ({"step": 3}, {"state": [1]}, [1])),
+        *((places, {"state": {}}, "is no tensor's") for places in ([0, 8], [8, 16], [4, 12])),
+    ],
+)
+def test_an_image_of_less_or_more_than_a_state_has_no_digest(places, document, says):
+    """Another program's safetensors file must not get one; bytes that belong to no tensor could be
+    changed without a change of any part.
+    """
+    entry = {"dtype": "F64", "shape": [1], "data_offsets": places}
+    body = with_header(entry, bytes(16), **{image.DOCUMENT: json.dumps(document)})
+    with pytest.raises(CheckpointDamaged, match=says):
+        hashes_by(in_memory(body), len(body))
 
 
 # Its hashes.
@@ -279,14 +284,6 @@ def test_pieces_of_no_image_are_damage(data):
     """The length word may announce more than there is, or less."""
     with pytest.raises(CheckpointDamaged):
         hashes_by(cut_at(data, [len(data) // 2]), len(data))
-
-
-@pytest.mark.parametrize("places", [[0, 8], [8, 16], [4, 12]])
-def test_bytes_that_belong_to_no_tensor_are_damage(places):
-    """They could be changed without a change of any part."""
-    body = with_header({"dtype": "F64", "shape": [1], "data_offsets": places}, bytes(16))
-    with pytest.raises(CheckpointDamaged, match="is no tensor's"):
-        hashes_by(in_memory(body), len(body))
 
 
 # Its checksum.

@@ -139,16 +139,17 @@ def test_records_of_another_run_never_count(store):
     """Checkpoints of a longer run were copied into the folder: none of them is used, none of ours
     is deleted in their favour, and a step that is taken is committed again beside it.
     """
-    for step in (3, 100, 200, 300):
-        save(store, step, run_id="other", data=payload_of(b"theirs"))
+    old, *theirs = [save(store, step, run_id="other", data=PRECIOUS).record for step in (0, 1, 3, 100, 200)]
+    store.delete(old.payload)
     for step in (1, 2, 3):
         assert save(store, step).is_ours
         policy = RetentionPolicy(run_id="r", keep=2)
-        prune(store, policy, CLOCK, step=step, generation=1, resumed_from=None, is_newest=lambda: True)
+        prune(store, policy, CLOCK, step=step, generation=2, resumed_from=None, is_newest=lambda: True)
     records, damages = list_commits(store, CLOCK, run_id="r")
     assert [record.step for record in records] == [3, 2]
     assert bytes_of(store, records[0], CLOCK) == IMAGE
-    assert {100, 200, 300} <= {damage.step for damage in damages}
+    assert {0, 1, 100, 200} <= {damage.step for damage in damages}
+    assert all(bytes_of(store, each, CLOCK) == PRECIOUS for each in theirs)
     forged = replace(records[0], step=9)
     assert forged.payload.startswith(step_dir(9))
     with pytest.raises(CheckpointDamaged, match="missing"):
@@ -174,22 +175,14 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
 
 
 @that_never_ends
-def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
-    """Pipes without a writer and files without an end, under every name that is read."""
-    backend = DirectoryBackend(tmp_path)
+def test_no_file_holds_up_a_report_or_an_agent(tmp_path, capsys, make):
+    """A pipe without a writer, or a file without an end, under every name that is read."""
     (tmp_path / "beats").mkdir()
-    for name in ("state-000000000001.json", "beats/x"):
+    for name in ("metrics.jsonl", "run.json", "state-000000000001.json", "beats/x"):
         make(tmp_path / name)
-    with pytest.raises(BackendFailed):
-        backend.read()
+    backend = DirectoryBackend(tmp_path)
+    refused(backend.read, BackendFailed)
     assert backend.shown() == {}
-
-
-@that_never_ends
-def test_no_file_holds_up_a_report(tmp_path, capsys, make):
-    """A pipe without a writer, or a file without an end, in the place of metrics and run.json."""
-    for name in ("metrics.jsonl", "run.json"):
-        make(tmp_path / name)
     assert read_events(tmp_path) == [] == metrics.read(tmp_path / "metrics.jsonl")
     assert metrics.newest(tmp_path / "metrics.jsonl") is None
     (tmp_path / "events").mkdir()

@@ -15,7 +15,6 @@ from hostile import json_values, junk, spoiled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import example
-from records import RECORD
 from rich.console import Console
 from viewed import viewed
 
@@ -24,10 +23,9 @@ from elastic.agent.exit_report import report_exit
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
-from elastic.divergence import Divergence
 from elastic.errors import CheckpointDamaged, UsageError
 from elastic.observe import logged_event, metrics
-from elastic.observe.console import ConsoleFollower, progress_line
+from elastic.observe.console import progress_line
 from elastic.observe.log import read_events
 from elastic.observe.step_columns import StepBatch
 from elastic.rendezvous import membership, transitions
@@ -47,21 +45,8 @@ from elastic.report.tables import cell, report_tables, status_tables
 from elastic.snapshot import image_hash, safetensors_header
 from elastic.system import untrusted
 from elastic.system.untrusted import printable
-from elastic.testing.fakes import FakeClock
 from elastic.uploader.protocol import Offer
 
-DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
-LINK = environment.AgentLink(
-    pid=1,
-    node="n",
-    run_dir="/r",
-    generation=1,
-    control_page="/proc/1/fd/3",
-    uploader="/tmp/u",
-    memory="",
-    divergence=DIVERGENCE,
-    error_folder="/tmp/e",
-)
 OFFER = {
     "step": 1,
     "generation": 1,
@@ -117,18 +102,6 @@ def test_any_bytes_give_a_value_or_the_documented_error(reader, data):
     read, documented = READERS[reader]
     with suppress(documented):
         read(data)
-
-
-@given(spoiled(json.loads(RECORD.to_json())), st.booleans())
-def test_a_corrupted_record_is_damage_or_names_its_own_payload(record, forged):
-    """With the old checksum, or a forged one: the payload must lie below the step's folder."""
-    record.pop("self_sha256", None)
-    with suppress(CheckpointDamaged):
-        checksum = commit_record._checksum(record) if forged else "0" * 64
-        found = commit_record.parse(json.dumps(record | {"self_sha256": checksum}).encode())
-        folder, attempt, name = found.payload.split("/")
-        assert (folder, name) == (commit_record.step_dir(found.step), commit_record.PAYLOAD)
-        assert commit_record.parse_attempt_dir(attempt) is not None
 
 
 @settings(max_examples=300)
@@ -261,16 +234,6 @@ def test_printable_text_is_unchanged(text):
     assert all(each.isprintable() or each in "\n\t" for each in said)
     assert said == text or not all(each.isprintable() or each in "\n\t" for each in text)
     assert said.count("\n") == text.count("\n")
-
-
-def test_text_from_another_node_is_escaped_on_the_console(tmp_path):
-    """A reason contains the name of a node, which another machine chose."""
-    out = io.StringIO()
-    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", out, FakeClock())
-    follower.print_line("\x1b[2Jnode stopped answering")
-    follower.start()
-    follower.stop()
-    assert out.getvalue() == "\\x1b[2Jnode stopped answering\n"
 
 
 def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):

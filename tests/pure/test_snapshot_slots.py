@@ -3,17 +3,20 @@
 import gc
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from elastic.snapshot.slots import FORMAT, INFO_LIMIT_BYTES, MAGIC, PAGE, SnapshotInfo, SnapshotSlots
 from elastic.system.processes import available_bytes
@@ -124,59 +127,9 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
             slots.close()
 
 
-SlotsAndTheirTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-test_any_order_of_events_keeps_the_newest_published_whole = SlotsAndTheirTwin.TestCase
-
-# A line of its input is how many snapshots a new writer completes before it stops in a copy. It
-# prints that writer's pid, and another line once that has died.
-WRITERS = """
-import os, sys
-from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
-def write(rounds):
-    slots = SnapshotSlots.open(sys.argv[1])
-    value = max((each.info.step for each in slots.whole()), default=0)
-    while True:
-        value += 1
-        body = slots.body(slot := slots.begin())
-        for start in range(0, len(body), 4096):
-            body[start : start + 4096] = bytes([value % 256]) * 4096
-            if rounds == 0 and start == 4096:
-                print(os.getpid(), flush=True)
-        info = SnapshotInfo(step=value, epoch=0, generation=1)
-        slots.publish(slot, size_bytes=len(body), info=info)
-        rounds -= 1
-for line in sys.stdin:
-    if (pid := os.fork()) == 0:
-        write(int(line))
-    os.waitpid(pid, 0)
-    print("dead", flush=True)
-"""
-
-
-def test_a_writer_killed_in_its_copy_leaves_the_one_before():
-    """SIGKILL twenty times during a copy, at any page; the next writer, a process that knows
-    nothing else, continues in the same memory. A body is one byte, repeated.
-    """
-    slots = SnapshotSlots.create(256 * PAGE, 3)
-    least = torn = 0
-    command = [sys.executable, "-c", WRITERS, slots.path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writers:
-        for _ in range(20):
-            rounds = random.randrange(4)
-            writers.stdin.write(b"%d\n" % rounds)
-            writers.stdin.flush()
-            os.kill(int(writers.stdout.readline()), signal.SIGKILL)
-            assert writers.stdout.readline() == b"dead\n"
-            least += rounds
-            found = slots.whole()
-            if least:
-                assert found[0].info.step >= least
-                assert set(slots.body(found[0].slot)) == {found[0].info.step % 256}
-            least = found[0].info.step if found else 0
-            whole = {each.slot for each in found}
-            torn += sum(len(set(slots.body(slot))) > 1 for slot in range(3) if slot not in whole)
-    assert torn, "no kill struck a copy: this test would prove nothing"
-    slots.close()
+def test_any_order_of_events_keeps_the_newest_published_whole():
+    bounds = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(SlotsAndTheirTwin, settings=bounds)
 
 
 def test_memory_is_there_and_outlives_its_closing():

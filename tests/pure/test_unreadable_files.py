@@ -122,16 +122,18 @@ def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):
 
 
 def test_a_console_without_metrics_shows_lines_then_progress(run, stale):
-    """The thread of the console is followed without a clock: `_poll` is one round."""
+    """The thread of the console is followed without a clock: `_poll` is one round. Another machine
+    chose what is in the line.
+    """
     out = io.StringIO()
     console = ConsoleFollower(run, "n1", out, FakeClock())
     Metrics(run.metrics, generation=1).append(line(4))
     stale.is_on = True
-    console.print_line("a line")
+    console.print_line("\x1b[2Ja line")
     console._poll()
     stale.is_on = False
     console._poll()
-    assert out.getvalue().splitlines()[0] == "a line" and "step 4" in out.getvalue()
+    assert out.getvalue().splitlines()[0] == "\\x1b[2Ja line" and "step 4" in out.getvalue()
 
 
 class Gone(io.StringIO):

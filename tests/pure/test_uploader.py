@@ -188,29 +188,6 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, sl
     ]
 
 
-CLIENT = """
-import os, signal, sys
-from elastic.uploader.client import offer
-from elastic.snapshot.slots import SnapshotSlots
-slots = SnapshotSlots.open(sys.argv[2])
-offer(sys.argv[1], slots, slots.whole()[0], resumed_from=None, final=False)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_the_offer_of_a_killed_client_is_saved(config, process, slots):
-    """A process offers a snapshot in memory of another process, and kills itself at once. Then the
-    owner leaves; all saves are finished.
-    """
-    keep(slots, 3, image_of(3, LARGE_BYTES // 2))
-    command = [sys.executable, "-c", CLIENT, config.socket_path, slots.path]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    handover = hand_over(config, slots, 4, final=True)
-    assert process.stop(LIMIT_S)
-    assert committed_steps(config) == [4, 3]
-    assert state_of(handover) is SaveState.COMMITTED
-
-
 def test_a_terminals_signals_do_not_end_it(config, process, slots):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
     for number in stop_signals.ALL:
@@ -356,18 +333,6 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
         *["checkpoint_failed"] * 3,
         "checkpoint_committed",
     ]
-
-
-def test_a_slot_is_lent_while_it_is_saved(config):
-    """Two slots, the newest of which is never given out either."""
-    slots = SnapshotSlots.create(4096, 2)
-    with InThread(config) as uploader:
-        first = uploader.holds(hand_over(config, slots, 1))
-        keep(slots, 2)
-        assert slots.begin() is None
-        uploader.go_on.set()
-        assert state_of(first) is SaveState.COMMITTED
-        assert slots.begin() == 0
 
 
 def test_a_snapshot_that_is_written_over_is_not_committed(config):

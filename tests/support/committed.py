@@ -26,6 +26,14 @@ def commit_in(folder: Path, ours: Identity, step: int, state: State) -> CommitRe
     return commit_state(LocalStore(folder / "checkpoints"), ours.run_id, step, state)
 
 
+def damage(folder: Path, step: int) -> None:
+    """Change one bit of the payload of this step."""
+    (payload,) = folder.glob(f"checkpoints/{step:012d}/*/state.safetensors")
+    data = bytearray(payload.read_bytes())
+    data[-1] ^= 1
+    payload.write_bytes(data)
+
+
 def commit_state(store: Store, run_id: str, step: int, state: State) -> CommitRecord:
     flat = state.flatten()
     laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "12" * 32, "data": DATA})

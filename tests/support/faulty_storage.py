@@ -16,7 +16,6 @@ class Deed(Enum):
     ERROR = "answers 500"
     SLOW_DOWN = "answers 503 SlowDown"
     HANG = "never answers"
-    HOLD = "does what is asked, and answers, only once it is healed"
     LOSE = "does what is asked and never says so"
     STALE = "answers a listing as it did before"
 
@@ -108,8 +107,6 @@ class FaultyStorage:
             )
             _answer(request, status, {"Content-Type": "application/xml"}, data)
             return
-        if deed is Deed.HOLD:
-            released.wait(250)
         with self._lock:
             before = self._listings.get(request.path)
         if deed is Deed.STALE and before is not None:
