@@ -86,6 +86,23 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
             self.writer.close()
         self.writer, self.writing = SnapshotSlots.open(self.owner.path), None
 
+    @precondition(lambda self: self.writing is not None)
+    @rule(stores=st.integers(0, 2))
+    def the_writer_dies_in_its_publishing(self, stores):
+        """After so many of the words that it stores."""
+        dying, stored = SnapshotSlots.open(self.owner.path), []
+
+        def store(*words):
+            if len(stored) == stores:
+                raise InterruptedError
+            stored.append(SnapshotSlots._set(dying, *words))
+
+        dying._set = store
+        with pytest.raises(InterruptedError):
+            dying.publish(self.writing, size_bytes=1, info=info(self.count))
+        dying.close()
+        self.the_writer_dies()
+
     @precondition(lambda self: self.published or self.gone)
     @rule(data=st.data())
     def lease(self, data):
