@@ -83,8 +83,8 @@ def stop_all(group: Group) -> Iterator[Measured]:
         node.process.terminate()
     took_s = group.ended(stopped) - fault_s
     codes = ", ".join(str(node.process.returncode) for node in stopped)
-    commit = group.folder / "run" / "checkpoints" / f"{group.high():012d}" / "COMMIT.json"
-    saved = "last step committed" if commit.exists() else "last step not committed"
+    commits = group.folder.glob(f"run/checkpoints/{group.high():012d}/*/COMMIT.json")
+    saved = "last step committed" if any(commits) else "last step not committed"
     yield Measured(what=STOP_ALL, seconds=took_s, note=f"exit codes {codes}, {saved}")
     for _ in stopped:
         group.start_node()

@@ -107,7 +107,7 @@ def newest_checkpoint(
             return True
         return record.step == step and (not is_new or step == parts.shutdown.saved_step)
 
-    found = _records(parts, Share.REPORT, READ_LIMIT_S, step=step)
+    found = _records(parts, Share.REPORT, READ_LIMIT_S)
     return max(filter(counts, found), key=lambda record: record.step, default=None)
 
 
@@ -170,11 +170,10 @@ def _is_saved_by_others(parts: AgentParts, newest: Snapshot, is_over: Callable[[
     return True
 
 
-def _records(parts: AgentParts, share: Share, longest_s: float, *, step: int = 0) -> list[CommitRecord]:
-    """step: asked for by name where the listing, which may be old, has none as new as it."""
+def _records(parts: AgentParts, share: Share, longest_s: float) -> list[CommitRecord]:
     until_s = parts.shutdown.end_s(share, parts.clock.monotonic(), longest_s)
     store, run_id = open_store(parts.settings.run.checkpoints_url), parts.settings.run_id
-    look = partial(list_commits, store, parts.clock, run_id=run_id, known_step=step, until_s=until_s)
+    look = partial(list_commits, store, parts.clock, run_id=run_id, until_s=until_s)
     try:
         return parts.shutdown.within(share, look, longest_s=longest_s)[0]
     except StoreFailed as error:

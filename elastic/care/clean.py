@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import attempts_of, records_in, records_of
-from elastic.checkpoint.record import parse_name
+from elastic.checkpoint.record import COMMIT, parse_name
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import RunFinished
@@ -22,6 +21,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock
 
+ATTEMPT = "an attempt that was not committed"
 _LOG = re.compile(r"([0-9]{1,18})/rank[0-9]+(?:/[0-9]{12})?\.log")
 
 
@@ -57,9 +57,9 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
         if each in there:
             _remove(run, each.name, clock, f"{removed} of {len(found)} files are gone")
             removed += 1
-    store = open_store(run.checkpoints_url)
-    for name in records_of([each.name.removeprefix("checkpoints/") for each in there], store, clock):
-        store.delete(name)
+            if each.what == ATTEMPT:  # a node that is still ending may have committed it meanwhile
+                folder = each.name.removeprefix("checkpoints/").rpartition("/")[0]
+                open_store(run.checkpoints_url).delete(f"{folder}/{COMMIT}")
     size_bytes = sum(each.size_bytes for each in found)
     return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
 
@@ -74,20 +74,14 @@ def _look(run: RunDir, clock: Clock) -> list[Leftover]:
             )
     store = open_store(run.checkpoints_url)
     entries = reading(store.list, clock)
-    # Listed after the attempts: one that is committed meanwhile is named.
-    records, damages, _ = records_in(reading(store.list, clock), store, clock)
-    named = attempts_of(records.values())
-    unclear = {each.step for each in damages}  # such a record may have named any attempt
+    # Listed after the attempts: one that is committed meanwhile has its record.
+    stored = [(parse_name(each.name), each) for each in entries]
+    there = (parse_name(each.name) for each in reading(store.list, clock))
+    committed = {each.folder for each in there if each is not None and each.is_record}
     found = [
-        Leftover(
-            name=f"checkpoints/{each.name}",
-            size_bytes=each.size_bytes,
-            what="an attempt that was not committed",
-        )
-        for each in entries
-        if (stored := parse_name(each.name))
-        and stored.attempt not in ("", *named)
-        and stored.step not in unclear
+        Leftover(name=f"checkpoints/{each.name}", size_bytes=each.size_bytes, what=ATTEMPT)
+        for at, each in stored
+        if at is not None and at.folder not in committed
     ]
     logs = [
         (int(log[1]), each)

@@ -1,18 +1,18 @@
 """Deleting never breaks a committed checkpoint that is kept, nor one that may yet be committed.
 
-A checkpoint's record is deleted first, then the payload that it named. Only the newest generation
-deletes: an older one does not know which checkpoints were found to be damaged since. The newest
-checkpoints stay, and those that a resume passed over do not count as such. Of what is older all
-goes, attempts of earlier generations that were not committed included. It does not promise to
-delete anything: a later run of it finds what a failed or interrupted one left, from the listing
-alone. That may be an old record without its payload, where a late writer died as well.
+A checkpoint's record is deleted first, then its payload. Only the newest generation deletes: an
+older one does not know which checkpoints were found to be damaged since. The newest checkpoints
+stay, and those that a resume passed over do not count as such.  Of what is older all goes, attempts
+of earlier generations that were not committed included. It does not promise to delete anything: a
+later run of it finds what a failed or interrupted one left, from the listing alone. That may be an
+old record without its payload, where a late writer died as well.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import attempts_of, records_in, records_of
-from elastic.checkpoint.record import CommitRecord, parse_name
+from elastic.checkpoint.catalog import records_in
+from elastic.checkpoint.record import COMMIT, CommitRecord, parse_name
 from elastic.errors import Fenced
 from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
@@ -52,44 +52,37 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
 
     check()
     entries = reading(store.list, clock)
-    by_name, damages, _ = records_in(entries, store, clock)
+    records, _, _ = records_in(entries, store, clock)
     present = {(entry.name, entry.size_bytes) for entry in entries}
     # Counting checkpoints of another run, whose steps may be far higher, would delete ours, and so
     # would counting one without its payload.
-    ours = [each for each in by_name.values() if each.run_id == policy.run_id]
+    ours = [each for each in records if each.run_id == policy.run_id]
     whole = [each for each in ours if (each.payload, each.size_bytes) in present]
     counting = may_count(whole, step=step, generation=generation, resumed_from=resumed_from)
     oldest_kept = min(sorted(counting)[-policy.keep :], default=0)
 
-    found = {
-        entry.name: each
+    found = [
+        (each, entry.name)
         for entry in entries
         if (each := parse_name(entry.name)) is not None and each.step < oldest_kept
-    }
-    old = {each.step for each in ours}
-    foreign = {name for name, each in by_name.items() if each.run_id != policy.run_id}
-    named, all_named = attempts_of(ours), attempts_of(by_name.values())
-    # A record that does not parse goes with its step; until then it may have named any attempt.
-    unclear = {damage.step for damage in damages}
-    deleted = [
-        name
-        for name, each in found.items()
-        if each.step in old and name not in foreign and (each.number is not None or each.attempt in named)
     ]
-    # Attempts of this generation may be another writer's, who is about to commit one.
-    swept = [
-        name
-        for name, each in found.items()
-        if each.attempt and each.attempt not in all_named
-        if each.generation < generation and each.step not in unclear
-    ]
+    deleted, committed = {each.folder for each in ours}, {each.folder for each in records}
     # Of each step the records come first: a crash then leaves a payload without a record, which is
     # not a checkpoint. In the other order it would leave a checkpoint that does not load.
-    deleted.sort(key=lambda name: (found[name].step, found[name].number is None))
-    for name in (*deleted, *swept):
+    for _, _, name in sorted((at.step, not at.is_record, name) for at, name in found if at.folder in deleted):
         delete(name)
-    for name in records_of(swept, store, clock):
+    # Attempts of this generation may be another writer's, who is about to commit one.
+    swept = [
+        (at.folder, name)
+        for at, name in found
+        if at.folder not in committed and at.generation < generation and not at.is_record
+    ]
+    for _, name in swept:
         delete(name)
+    # A late writer may have created its record after the listing, and have seen its payload there
+    # for the last time. Where it creates one after this, it finds the payload gone.
+    for folder in sorted({folder for folder, _ in swept}):
+        delete(f"{folder}/{COMMIT}")
 
 
 def may_count(

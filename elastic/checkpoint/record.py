@@ -8,19 +8,19 @@ nowhere else.
 import hashlib
 import json
 import re
+import uuid
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from elastic.errors import CheckpointDamaged
 from elastic.system.untrusted import Count, decode, exactly, parse_json, pattern
 
-FORMAT = 4
+FORMAT = 5
 PAYLOAD = "state.safetensors"
-RECORDS_PER_STEP = 8
+COMMIT = "COMMIT.json"
 
 _ATTEMPT = r"a-([0-9]{6,12})-[0-9a-f]{8}"
-_STEP_DIR, _ATTEMPT_DIR = re.compile(r"[0-9]{12}"), re.compile(_ATTEMPT)
-_COMMIT = re.compile(r"COMMIT(?:-([1-7]))?\.json")
+_NAME = re.compile(rf"(([0-9]{{12}})/{_ATTEMPT})/(.+)")
 _Hash = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 SAVE_S = 600.0  # for what does not depend on the size: outages, retries, other writers
@@ -66,12 +66,10 @@ class Hashes:
 class CommitRecord(Save):
     """A save whose payload is stored; `digest`, `sha256` and `checksum` are those of `Hashes`.
 
-    `write_id` is new for each attempt: a writer recognises its own record by it. `created` is in
-    seconds since 1970, for people.
+    `attempt` is another one for each writer. `created` is in seconds since 1970, for people.
     """
 
     format: Annotated[int, exactly(FORMAT)]
-    write_id: Annotated[str, pattern("[0-9a-f]{32}", "32 digits in hex")]
     attempt: Annotated[str, pattern(_ATTEMPT, "the name of an attempt")]
     size_bytes: Count
     digest: _Hash
@@ -80,9 +78,17 @@ class CommitRecord(Save):
     created: float
 
     @property
+    def folder(self) -> str:
+        """Of the payload and this record, relative to the checkpoints' URL."""
+        return f"{step_dir(self.step)}/{self.attempt}"
+
+    @property
     def payload(self) -> str:
-        """Name of the payload relative to the checkpoints' URL."""
         return payload_name(self.step, self.attempt)
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder}/{COMMIT}"
 
     def to_json(self) -> bytes:
         body = asdict(self)
@@ -90,7 +96,7 @@ class CommitRecord(Save):
 
 
 def parse(data: bytes) -> CommitRecord:
-    """The record, as it was written, which names nothing outside its step.
+    """The record, as it was written, which names nothing outside its folder.
 
     Raises CheckpointDamaged.
     """
@@ -118,52 +124,32 @@ def step_dir(step: int) -> str:
     return f"{step:012d}"
 
 
-def attempt_dir(generation: int, write_id: str) -> str:
-    return f"a-{generation:06d}-{write_id[:8]}"
+def new_attempt(generation: int) -> str:
+    return f"a-{generation:06d}-{uuid.uuid4().hex[:8]}"
 
 
 def payload_name(step: int, attempt: str) -> str:
     return f"{step_dir(step)}/{attempt}/{PAYLOAD}"
 
 
-def commit_name(step: int, number: int = 0) -> str:
-    """COMMIT.json; the record that replaces a damaged one of the same step is COMMIT-1.json, and so
-    on.
-    """
-    return f"{step_dir(step)}/COMMIT{f'-{number}' if number else ''}.json"
-
-
-def parse_attempt_dir(name: str) -> int | None:
-    """The generation that wrote the attempt, or None for a name that is no attempt's."""
-    found = _ATTEMPT_DIR.fullmatch(name)
-    return None if found is None else int(found[1])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredName:
-    """What an object's name says. number: of a commit record, None for any other object. attempt:
-    the folder of the attempt that it belongs to, which `generation` wrote; empty for any other.
+    """What an object's name says. folder: of the attempt that it belongs to, which `generation`
+    wrote.
     """
 
     step: int
-    number: int | None
-    attempt: str
+    folder: str
     generation: int
+    is_record: bool
 
 
 def parse_name(name: str) -> StoredName | None:
-    """None for the name of an object that belongs to no step."""
-    step, _, rest = name.partition("/")
-    if _STEP_DIR.fullmatch(step) is None:
+    """None for the name of an object that belongs to no attempt."""
+    if (found := _NAME.fullmatch(name)) is None:
         return None
-    record, (attempt, slash, _) = _COMMIT.fullmatch(rest), rest.partition("/")
-    generation = parse_attempt_dir(attempt) if slash else None
-    return StoredName(
-        step=int(step),
-        number=None if record is None else int(record[1] or 0),
-        attempt="" if generation is None else f"{step}/{attempt}",
-        generation=generation or 0,
-    )
+    folder, step, generation, inner = found.groups()
+    return StoredName(step=int(step), folder=folder, generation=int(generation), is_record=inner == COMMIT)
 
 
 def _checksum(body: dict[str, Any]) -> str:

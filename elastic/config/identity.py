@@ -15,7 +15,7 @@ from elastic.errors import UsageError
 from elastic.system.untrusted import decode
 
 NAME = "run.json"
-FORMAT = 2  # 1 had norms of gradients in its chain values
+FORMAT = 3  # 2 had one commit record for all attempts of a step
 REMEDY = "take another --run-dir, or set a folder aside with --fresh"
 
 

@@ -26,13 +26,10 @@ class FakeClock:
 
 
 class FakeStore:
-    """`before` and `after` are called with a verb and a name around its effect and may raise;
-    `is_exclusive` False ignores create-only.
-    """
+    """`before` and `after` are called with a verb and a name around its effect and may raise."""
 
-    def __init__(self, objects: dict[str, bytes] | None = None, *, is_exclusive: bool = True) -> None:
+    def __init__(self, objects: dict[str, bytes] | None = None) -> None:
         self.objects: dict[str, bytes] = {} if objects is None else objects
-        self.is_exclusive = is_exclusive
         self.before: Callable[[str, str], None] = _nothing
         self.after: Callable[[str, str], None] = _nothing
 
@@ -64,7 +61,7 @@ class FakeStore:
 
     def create(self, name: str, data: bytes) -> bool:
         self.before("create", name)
-        is_new = name not in self.objects or not self.is_exclusive
+        is_new = name not in self.objects
         if is_new:
             self.objects[name] = data
         self.after("create", name)

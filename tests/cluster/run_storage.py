@@ -18,20 +18,17 @@ from faulty_storage import Deed, FaultyStorage
 from oracle import Record
 from s3_server import ACCESS, S3Server
 
-from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.report.download import readable
 from elastic.storage.remote import open_store
 from elastic.storage.store import ObjectNotFound
-from elastic.system.clock import SystemClock
 
 FAULTS = {
     "answers 500": Deed.ERROR,
     "answers 503": Deed.SLOW_DOWN,
     "hangs": Deed.HANG,
     "loses answers": Deed.LOSE,
-    "lists what was": Deed.STALE,
 }
 
 
@@ -86,15 +83,9 @@ class ObjectStore(SharedFolder):
     def fail(self, how: str) -> None:
         """In the words of scenario.py; applies to each request that starts after this returns."""
         deed = FAULTS[how]
-        if deed is Deed.STALE:
-            # The proxy repeats the last listing that it saw, so one is made now.
-            with reached(self._proxy.endpoint):
-                list_commits(open_store(f"{self.url}/checkpoints"), SystemClock())
 
         def applies(method: str, path: str) -> bool:
-            if deed is Deed.LOSE:
-                return method == "PUT" and path.endswith("/COMMIT.json")
-            return deed is not Deed.STALE or "list-type" in path
+            return deed is not Deed.LOSE or (method == "PUT" and path.endswith("/COMMIT.json"))
 
         self._fault = self._proxy.fail(deed, applies)
 

@@ -53,8 +53,7 @@ newest checkpoint` (one bit).
 what was written to it by then; what still lay in the memory of its file system is lost.
 
 Faults of the object store, until `storage heals`, which first waits until a request was affected:
-`storage answers 500`, `storage answers 503`, `storage hangs`, `storage loses answers` (to commits),
-`storage lists what was` (listings stay as they are now).
+`storage answers 500`, `storage answers 503`, `storage hangs`, `storage loses answers` (to commits).
 """
 
 import re
@@ -75,7 +74,7 @@ COMMANDS = (
     ("disk", r"cut power"),
     ("pods", r"probe n\d+"),
     ("store", rf"uploaded {EVENT}|known \d+"),
-    ("store", r"storage (answers 500|answers 503|hangs|loses answers|lists what was|heals)"),
+    ("store", r"storage (answers 500|answers 503|hangs|loses answers|heals)"),
 )
 SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store", "pods")
 

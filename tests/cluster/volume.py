@@ -86,7 +86,6 @@ class Volume:
             self._cluster.machines.inside(node, ["mount", "pid"], *words)
 
     def _newest(self) -> Path:
-        record = max(self._run.glob("checkpoints/*/COMMIT.json"))
-        self.damaged_steps.add(int(record.parent.name))
-        (payload,) = record.parent.glob("*/state.safetensors")
-        return payload
+        record = max(self._run.glob("checkpoints/*/*/COMMIT.json"))
+        self.damaged_steps.add(int(record.parent.parent.name))
+        return record.with_name("state.safetensors")

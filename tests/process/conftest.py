@@ -318,7 +318,7 @@ class Drill(Gates):
         return code, json.loads(printed.getvalue())
 
     def is_committed(self, step: int) -> bool:
-        return (self.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
+        return any(self.run.local.glob(f"checkpoints/{step:012d}/*/COMMIT.json"))
 
     def drains(self, agent: Agent, step: int, ranks: int = 1) -> None:
         """SIGTERM while ranks stand before a step: the agent leaves, and its state is saved."""

@@ -68,5 +68,5 @@ def test_a_moved_run_directory_stops_nothing(drill, undisturbed):
     agent.ends_with(0)
     code, found = drill.inspects("verify", drill.run.url)
     assert code == 0 and found["damage"] == []
-    record = json.loads(max(drill.run.local.glob("checkpoints/*/COMMIT.json")).read_bytes())
+    record = json.loads(max(drill.run.local.glob("checkpoints/*/*/COMMIT.json")).read_bytes())
     assert (record["step"], record["digest"]) == (24, undisturbed.digest)

@@ -26,7 +26,7 @@ def payload(drill: Any, step: int) -> Path:
 
 
 def record(drill: Any, step: int) -> Path:
-    return drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json"
+    return payload(drill, step).with_name("COMMIT.json")
 
 
 def test_damaged_checkpoints_are_passed_over_the_result_stays(stopped, undisturbed):

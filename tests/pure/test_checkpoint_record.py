@@ -13,21 +13,19 @@ from elastic.checkpoint import record as names
 from elastic.checkpoint.record import parse
 from elastic.errors import CheckpointDamaged
 
-hex_32 = st.text("0123456789abcdef", min_size=32, max_size=32)
+attempts = st.from_regex("a-[0-9]{6,12}-[0-9a-f]{8}", fullmatch=True)
 hex_64 = st.text("0123456789abcdef", min_size=64, max_size=64)
 numbers = st.integers(0, 10**12 - 1)
 
 
 @st.composite
 def records(draw):
-    generation, write_id = draw(st.integers(0, 10**9)), draw(hex_32)
     return replace(
         RECORD,
         run_id=draw(st.text(max_size=20)),
         step=draw(numbers),
-        generation=generation,
-        write_id=write_id,
-        attempt=names.attempt_dir(generation, write_id),
+        generation=draw(st.integers(0, 10**9)),
+        attempt=draw(attempts),
         size_bytes=draw(numbers),
         digest=draw(hex_64),
         created=draw(st.floats(0, 1e12)),
@@ -91,21 +89,26 @@ def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
         parse(forged(good, **changes))
 
 
-@given(numbers, st.integers(0, names.RECORDS_PER_STEP - 1), st.integers(0, 10**9), hex_32)
-def test_a_name_is_parsed_into_the_parts_it_was_made_of(step, number, generation, write_id):
-    """Makes each kind of name and parses it back."""
-    attempt = f"{names.step_dir(step)}/{names.attempt_dir(generation, write_id)}"
-    found = names.parse_name(f"{attempt}/x/y")
-    assert found == names.StoredName(step=step, number=None, attempt=attempt, generation=generation)
-    record = names.parse_name(names.commit_name(step, number))
-    assert record == names.StoredName(step=step, number=number, attempt="", generation=0)
-    assert names.parse_attempt_dir(names.attempt_dir(generation, write_id)) == generation
+@given(records())
+def test_a_name_is_parsed_into_the_parts_it_was_made_of(record):
+    record = replace(record, attempt=names.new_attempt(record.generation))
+    for name in (record.name, record.payload):
+        assert names.parse_name(name) == names.StoredName(
+            step=record.step,
+            folder=record.folder,
+            generation=record.generation,
+            is_record=name == record.name,
+        )
 
 
 @pytest.mark.parametrize(
-    "name", ["COMMIT.json", "12/COMMIT.json", "000000000012/COMMIT-0.json", "000000000012/x/COMMIT.json"]
+    "name",
+    [
+        *("COMMIT.json", "12/a-000001-01234567/COMMIT.json", "000000000012/COMMIT.json"),
+        *("000000000012/x/COMMIT.json", "000000000012/a-000001-01234567/x/COMMIT.json"),
+    ],
 )
 def test_a_name_of_another_shape_is_no_commit_record(name):
     """Names that a person or another program may have left there."""
     found = names.parse_name(name)
-    assert found is None or found.number is None
+    assert found is None or not found.is_record

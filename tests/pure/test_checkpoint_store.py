@@ -6,13 +6,13 @@ import errno
 import os
 import shutil
 import uuid
+from dataclasses import replace
 
 import pytest
 from payloads import bytes_of, commit_payload, in_memory_file, payload_of
 
 from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.payload_check import check_state
-from elastic.checkpoint.record import commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.storage import local
 from elastic.storage.remote import open_store
@@ -181,11 +181,10 @@ def test_a_corrupted_record_is_damage_and_the_older_is_listed(url):
     wrong folder; the listing must go on to the older checkpoint.
     """
     store = open_store(url)
-    commit_payload(store, payload_of(b"one"), 1)
-    store.create(commit_name(6), whole(store, commit_name(1)))
+    first = commit_payload(store, payload_of(b"one"), 1).record
+    store.create(replace(first, step=6).name, whole(store, first.name))
     for step, data in enumerate([b" ", b"{}", b"\0" * 700, b"[" * 100_000], 2):
-        commit_payload(store, payload_of(b"two"), step)
-        rewrite(store, commit_name(step), data)
+        rewrite(store, commit_payload(store, payload_of(b"two"), step).record.name, data)
     records, damages = list_commits(store, SystemClock())
     assert [record.step for record in records] == [1]
     assert sorted(damage.step for damage in damages) == [2, 3, 4, 5, 6]

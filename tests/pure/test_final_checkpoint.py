@@ -145,17 +145,6 @@ def test_a_store_that_is_away_holds_up_no_node_beyond_its_grace(leaving, monkeyp
     assert "checkpoint step=7 is not saved" in node.said[-1]
 
 
-def test_the_last_step_counts_also_where_the_listing_is_older(leaving):
-    """An object store lists step 6, and gives the record of step 7 by its name."""
-    node = leaving(None)
-    for step in (6, 7):
-        commit_image(node.store, "r", step, bytearray(image_of("a")))
-    listing = [each for each in node.store.list() if "6/" in each.name]
-    node.store.list = lambda: listing
-    assert newest_checkpoint(node, step=7, generation=2).step == 7
-    assert newest_checkpoint(node, step=8, generation=2).step == 6
-
-
 def test_an_uploader_that_stands_still_is_waited_for_and_killed(leaving):
     """Its saves have limits of their own, which hold only while it runs."""
     node, ended = leaving(None), []

@@ -13,7 +13,7 @@ from records import IDENTITY, PARENT
 from torch import nn
 
 from elastic.checkpoint.find_parent import find, parent_of
-from elastic.checkpoint.record import commit_name, parse
+from elastic.checkpoint.record import parse
 from elastic.config.parent import Origin, new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
@@ -41,7 +41,7 @@ def first(tmp_path) -> Path:
 
 def spoil_record(folder: Path, step: int) -> None:
     """As where a bit flipped in its writer's memory: a restore and `verify` refuse that too."""
-    path = folder / "checkpoints" / commit_name(step)
+    (path,) = folder.glob(f"checkpoints/{step:012d}/*/COMMIT.json")
     path.write_bytes(replace(parse(path.read_bytes()), digest="0" * 64).to_json())
 
 

@@ -19,7 +19,7 @@ OTHER = {
     "torch": ("2.12.0", "torch version: 2.12.0 there, 2.11.0 here"),
     "device": ("cuda", "kind of device: cuda there, cpu here"),
     "threads": (4, "threads a worker (OMP_NUM_THREADS): 4 there, 1 here"),
-    "format": (1, "format of the run directory: 1 there, 2 here"),
+    "format": (1, "format of the run directory: 1 there, 3 here"),
     "parent": (
         PARENT,
         "begins from: step 40 of /runs/first (digest 1212121212121212), entries model there, none here",

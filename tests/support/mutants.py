@@ -59,10 +59,10 @@ MUTANTS = (
     # A checkpoint is whole, or is none.
     Mutant("checkpoint/commit.py", "if self._limits.is_fenced():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/commit.py", "if stored_bytes != payload.size_bytes:", "if False:", "pure/test_checkpoint_commit.py"),
-    Mutant("checkpoint/commit.py", "self._check_is_there(name, committed)", "pass", "pure/test_checkpoint_commit.py"),
-    Mutant("checkpoint/prune.py", "found[name].number is None", "found[name].number is not None", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/commit.py", "self._check_is_there(record)", "pass", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/prune.py", "not at.is_record, name", "at.is_record, name", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/prune.py", "if not is_newest():", "if False:", "pure/test_checkpoint_commit.py"),
-    Mutant("checkpoint/prune.py", "each.generation < generation and", "", "pure/test_checkpoint_commit.py"),
+    Mutant("checkpoint/prune.py", "at.generation < generation and", "", "pure/test_checkpoint_commit.py"),
     Mutant("uploader/fence.py", "if read_ns >= asked_ns:", "if True:", "pure/test_fence.py"),
     Mutant("uploader/fence.py", "words[_NEWEST] <= max(generation, words[_ENTERED])", "words[_NEWEST] <= generation", "pure/test_fence.py"),
     Mutant("uploader/fence.py", "max(words[_NEWEST], self._shown())", "self._shown()", "pure/test_fence.py"),

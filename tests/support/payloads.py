@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
 from elastic.checkpoint.payload_check import read_state
-from elastic.checkpoint.record import CommitRecord, Hashes, Save
+from elastic.checkpoint.record import COMMIT, CommitRecord, Hashes, Save, step_dir
 from elastic.snapshot import checksum
 from elastic.snapshot.image_hash import ImageHash, in_memory
 from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES
@@ -39,6 +39,13 @@ def bytes_of(store: Store, record: CommitRecord, clock: Clock) -> bytes:
     """As a restore reads them. Raises CheckpointDamaged, StoreFailed."""
     with closing(read_state(store, record, clock)) as memory:
         return bytes(memory.view())
+
+
+def record_name(store: Store, step: int) -> str:
+    """Of the only commit record of this step."""
+    names = (each.name for each in store.list() if each.name.endswith(f"/{COMMIT}"))
+    (found,) = (name for name in names if name.startswith(step_dir(step)))
+    return found
 
 
 @contextmanager

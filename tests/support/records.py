@@ -30,7 +30,6 @@ RECORD = CommitRecord(
     run_id=IDENTITY.run_id,
     step=3,
     generation=1,
-    write_id="0123456789abcdef" * 2,
     attempt="a-000001-01234567",
     size_bytes=1,
     sha256="0" * 64,

@@ -231,11 +231,7 @@ class Restorer:
         )
         if self.groups.rank != 0:
             return found
-        # A listing of an object store may be old; a reading by name is not.
-        known_step = self.link.committed_step
-        records, damages = self._asked(
-            lambda: list_commits(self.store, self.clock, run_id=self.run_id, known_step=known_step)
-        )
+        records, damages = self._asked(lambda: list_commits(self.store, self.clock, run_id=self.run_id))
         rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=(*found.damaged, *rejected))
 
