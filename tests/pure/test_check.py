@@ -108,44 +108,26 @@ def test_runs_go_on_within_an_epoch_and_where_one_begins(steps, length):
         assert max(restored) > length
 
 
-def proof(**changes):
-    calm = Proof(proof=plan.KILLED, workers=2, result=Result.EXACT, seconds=1.0)
-    return replace(calm, **changes)
-
-
-def found(*proofs, **changes):
-    whole = Checked(
-        recipe="r.py",
-        result=Result.EXACT,
-        exit_code=0,
-        steps=2,
-        steps_of_run=9,
-        proofs=list(proofs),
-        ignored=["seconds"],
-        not_compared=["the steps after step 2", "files"],
-    )
-    return replace(whole, **changes)
-
-
-FAILED = {
-    "result": Result.FAILED,
-    "ended": "exit code 1 instead of exit code 75",
-    "failure": "Traceback (most recent call last):\n  File\nValueError: no",
-}
-
-
 def test_a_run_that_failed_says_why_in_its_row_and_whole_below():
     """The first line of a traceback says nothing; that of a refusal says all."""
-    refused = proof(**FAILED | {"failure": "expected a number\n  at r.py:3: x()"})
-    assert command.row(proof(**FAILED)).endswith("instead of exit code 75: ValueError: no")
+    ended, text = (
+        "exit code 1 instead of exit code 75",
+        "Traceback (most recent call last):\n  File\nValueError: no",
+    )
+    failed = Proof(proof=plan.KILLED, workers=2, result=Result.FAILED, seconds=1.0, ended=ended, failure=text)
+    refused = replace(failed, failure="expected a number\n  at r.py:3: x()")
+    assert command.row(failed).endswith("instead of exit code 75: ValueError: no")
     assert command.row(refused).endswith("instead of exit code 75: expected a number")
-    assert len(command.row(proof(**FAILED | {"failure": "one number " * 99}))) < 400
-    lines = command.verdict(found(proof(**FAILED), result=Result.FAILED)).splitlines()
-    assert lines[0] == "a killed worker, 2 workers: exit code 1 instead of exit code 75:"
-    assert "not exact" in lines
+    assert len(command.row(replace(failed, failure="one number " * 99))) < 400
+    lengths = {
+        "exit_code": 0,
+        "steps": 2,
+        "steps_of_run": 9,
+        "not_compared": ["the steps after step 2", "files"],
+    }
+    found = Checked(recipe="r.py", result=Result.FAILED, proofs=[failed], ignored=["seconds"], **lengths)
+    lines = command.verdict(found).splitlines()
+    assert lines[0] == f"a killed worker, 2 workers: {ended}:" and "not exact" in lines
     assert lines[-1] == "not compared: the steps after step 2; files"
-
-
-def test_the_conclusion_says_what_was_not_proved():
-    exact = command.verdict(found(proof(), notes=["note: model.queue: a buffer"])).splitlines()
-    assert exact[:2] == ["note: model.queue: a buffer", exact[1]] and exact[1].startswith("exact: every")
+    exact = replace(found, result=Result.EXACT, proofs=[], notes=["note: model.queue: a buffer"])
+    assert command.verdict(exact).startswith("note: model.queue: a buffer\nexact: every")

@@ -12,7 +12,6 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.errors import RecipeNotExact, UsageError
-from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
 CLASSES = 4
@@ -227,36 +226,3 @@ def test_an_evaluation_inside_the_function_of_a_sum_is_refused():
     inside = evaluation(ALONE, TensorDataset(torch.zeros(7)), heartbeat=step._parts.heartbeat)
     with pytest.raises(UsageError, match="found one inside the function"):
         step.mean_loss(lambda _batch: inside.sum(lambda _block: 1))
-
-
-def train(member, evaluates):
-    """A small run; with evaluations before each step's sum, before its gradients, and after its
-    update.
-    """
-    net = network()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    state, seen = State(net=net, optimizer=optimizer), []
-
-    def evaluate(step):
-        if evaluates:
-            amid = evaluation(member, Noisy(19), [net], heartbeat=step._parts.heartbeat)
-            seen.append(amid.sum(lambda batch: net(batch.data[0]).sum()).hex())
-
-    for step in steps(member, state):
-        evaluate(step)
-        total = step.sum(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1], reduction="sum"))
-        evaluate(step)
-        step.backward(total / step.global_batch)
-        optimizer.step()
-        evaluate(step)
-        optimizer.zero_grad()
-    return {"digest": checksum_of(state.flatten()).whole, "seen": seen}
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_evaluations_in_the_loop_do_not_disturb_training(ranks, world_size):
-    """The model stays in training mode, with dropout and BatchNorm, and the evaluation draws."""
-    (undisturbed,) = ranks.run(1, train, False)
-    found = ranks.run(world_size, train, True)
-    assert [each["digest"] for each in found] == [undisturbed["digest"]] * world_size
-    assert [each["seen"] for each in found] == [ranks.run(1, train, True)[0]["seen"]] * world_size

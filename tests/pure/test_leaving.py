@@ -68,23 +68,29 @@ def ending():
     return loop, LoopEnd(loop, lambda: ended.append(loop.left)), ended
 
 
-def test_a_break_or_return_ends_the_run_before_the_next_line():
-    """The next line of the recipe changes the state."""
+@pytest.mark.parametrize("settle", [LoopEnd.script_ended, LoopEnd.settle])
+@pytest.mark.parametrize("way", [by_break, by_an_exception_that_is_caught])
+def test_a_way_out_ends_the_run_while_the_state_is_the_steps(way, settle, monkeypatch):
+    """A break or return before the next line of the recipe, which changes the state; any other way
+    with the script, or where ranks meet before: until then an exception may have been on its way.
+    A caught error of a step ends the run all the same:
+    `except Exception` around the loop would make an early end of it, and so would a `break`.
+    """
     loop, end, ended = ending()
-    by_break(loop, end.steps)
+    way(loop, end.steps)
+    assert ended == [(LEFT, 0)] * (way is by_break)
+    settle(end)
     assert ended == [(LEFT, 0)]
-    end.script_ended()
-    assert len(ended) == 1
 
-
-def test_any_other_way_out_ends_the_run_with_the_script():
-    """Until then an exception may have been on its way. Ranks that meet before end it too."""
-    for settle in (LoopEnd.script_ended, LoopEnd.settle):
-        loop, end, ended = ending()
-        by_an_exception_that_is_caught(loop, end.steps)
-        assert ended == []
-        settle(end)
-        assert ended == [(LEFT, 0)]
+    error, found = UsageError("ended without gradients"), []
+    monkeypatch.setattr(script_end, "fail", found.append)
+    loop, end, ended = ending()
+    loop.caught = error
+    way(loop, end.steps)
+    with contextlib.suppress(UsageError):
+        end.script_ended()
+        assert found == [error]
+    assert ended == []
 
 
 def test_a_state_that_changed_before_the_end_was_seen_is_refused():
@@ -95,20 +101,6 @@ def test_a_state_that_changed_before_the_end_was_seen_is_refused():
     with pytest.raises(UsageError, match="changed the state"):
         end.script_ended()
     assert ended == []
-
-
-def test_a_caught_error_of_a_step_ends_the_run_all_the_same(monkeypatch):
-    """`except Exception` around the loop would make an early end of it, and so would a `break`."""
-    error, found = UsageError("ended without gradients"), []
-    monkeypatch.setattr(script_end, "fail", found.append)
-    for way in (by_an_exception_that_is_caught, by_break):
-        loop, end, ended = ending()
-        loop.caught = error
-        way(loop, end.steps)
-        with contextlib.suppress(UsageError):
-            end.script_ended()
-            assert found == [error]
-        assert ended == []
 
 
 @pytest.mark.parametrize("error", [UsageError("found it"), SystemExit(75)])

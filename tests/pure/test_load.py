@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_state import saved
+from saved_state import Holder, saved
 from torch import nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim import lr_scheduler
@@ -191,32 +191,13 @@ def copies(tensors):
     return [each.detach().clone() for each in tensors]
 
 
-class Lookahead:
-    """Slow weights that follow the fast ones, as published: k steps forward, one back.
-
-    slow: of the module's parameters. load: of what was saved.
-    """
-
-    def __init__(self, net, slow=copies, load=list):
-        self.net, self.slow, self.load, self.count = net, slow(list(net.parameters())), load, 0
-
-    def step(self):
-        self.count += 1
-        for slow, fast in zip(self.slow, self.net.parameters(), strict=True):
-            slow.lerp_(fast.detach(), 0.5)
-
-    def state_dict(self):
-        return {"slow": self.slow, "count": self.count}
-
-    def load_state_dict(self, state_dict):
-        self.slow, self.count = self.load(state_dict["slow"]), state_dict["count"]
-
-
-def looking(**how):
+def looking(slow=copies, load=list):
+    """Beside a net, an object that keeps slow weights. slow: of them. load: of what was saved."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.Adagrad(net.parameters(), lr=0.1)
-    return State(net=net, optimizer=optimizer, look=Lookahead(net, **how))
+    look = Holder({"slow": slow(list(net.parameters()))}, lambda state: {"slow": load(state["slow"])})
+    return State(net=net, optimizer=optimizer, look=look)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +238,6 @@ def test_an_exact_load_leaves_no_trace():
     for each in (state, twin) * 2:
         each.objects["net"](torch.ones(3, 2)).square().sum().backward()
         each.objects["optimizer"].step()
-        each.objects["look"].step()
     assert checksum_of(state.flatten()) == checksum_of(twin.flatten())
 
 

@@ -15,7 +15,6 @@ import torch
 from orders import order_of
 from torch.utils.data import Dataset, TensorDataset
 
-from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader, for_copy
 from elastic.errors import UsageError
 from elastic.reduce.tree import span
@@ -83,9 +82,12 @@ def test_ranks_load_from_any_step_what_one_rank_loads(choice, world_size, worker
         for own, batches in zip(spans, by_rank, strict=True):
             merged += [plain(batch) for batch in batches[step * len(own) : (step + 1) * len(own)]]
     assert merged == whole[3 * ORDER.shards :]
-    for generator in range(3):  # constant noise would be equal everywhere
+    # Constant noise would be equal everywhere. What a weight draws again is augmented anew, but for
+    # the two samples of the padding.
+    for generator in range(3):
         noises = [str(number) for batch in merged for number in batch["noise"][generator]]
-        assert len(set(noises)) > len(noises) // 2
+        repeated = len(noises) - len(set(noises))
+        assert repeated <= (2 if choice == "weights" else len(noises) // 2)
 
 
 class Traced(Dataset):
@@ -128,26 +130,6 @@ def test_plain_tensors_are_indexed_whole_and_nothing_else_is():
         assert torch.equal(y, one.indices) and torch.equal(x, tensors[0][y])
         assert [int(number) for _, number in listed.data] == y.tolist()
         assert torch.equal(x, -other.data[0]) and torch.equal(y, -other.data[1])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_an_epoch_draws_again_is_augmented_anew(workers):
-    """Balanced classes draw the rare samples often, and the same noise each time would be no
-    augmentation. The first draw has the noise that it has in a permutation.
-    """
-    order = in_order(order=lambda epoch: [3, 3, 4, 3, 5, 4, 3, 6] * 2, epochs=1)
-    loader = Loader(dataset=Augmented(), order=order, device=CPU, workers=workers)
-    batches = [batch for step in loader.steps_of(lambda _step: range(ORDER.shards), 1) for batch in step]
-    noises = {}
-    for batch in batches:
-        for sample, noise in zip(batch.indices.tolist(), batch.data["noise"][1].tolist(), strict=True):
-            noises.setdefault(sample, []).append(noise)
-    assert [len(noises[sample]) for sample in (3, 4, 5, 6)] == [8, 4, 2, 2]
-    assert len({noise for of_sample in noises.values() for noise in of_sample}) == 16
-    random_streams.enter(ORDER.seed, "sample", 0, 3)
-    assert noises[3][0] == Augmented()[3]["noise"][1]
-    draws = [tuple(row) for batch in batches for row in batch.uniform(1).tolist()]
-    assert len(set(draws)) == 16
 
 
 class Sentences(Dataset):

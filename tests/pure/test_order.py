@@ -1,16 +1,24 @@
 """Every sample is trained exactly once per epoch, at every world size and after every resume."""
 
+import random
 from collections import Counter
 from functools import partial
+from math import isqrt
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from orders import order_of
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from elastic.data.order import SampleOrder, Tail
-from elastic.data.random_keys import bits, key
+from elastic.data.loader import Data, Loader, check_dataset
+from elastic.data.order import SORTED_UP_TO, SampleOrder, Tail
+from elastic.data.random_keys import MASK, Permutation, bits, key, keyed_permutation
+from elastic.errors import UsageError
 from elastic.reduce.tree import span
+from elastic.train.run import Run
 
 FROZEN = {
     "permutation": [[1, 9, 3, 4, 7, 8, 5, 6, 2, 0], [7, 2, 3, 1, 4, 5, 9, 0, 6, 8]],
@@ -152,3 +160,184 @@ def test_keys_tell_their_parts_apart(parts, data):
     assert (key(*shuffled) == key(*parts)) == (shuffled == parts)
     assert key(*parts, 0) != key(*parts)
     assert 0 <= key(*parts) < 2**64
+
+
+# A keyed permutation: each number once, and any position by itself.
+
+BILLION = 10**9
+FROZEN_OF_LARGE = [746330226, 154646065, 719308709, 848370109]
+
+KEYS = st.integers(0, MASK)
+
+
+def one_by_one(of: Permutation, position: int) -> int:
+    """The dumb twin: Python's integers, one number, no array."""
+    high_base = isqrt(of.size - 1) + 1
+    low_base = -(-of.size // high_base)
+    number = position
+    while True:
+        high, low = divmod(number, low_base)
+        for place, of_round in enumerate(of.keys):
+            word = int(bits(of_round, np.array([high if place % 2 else low], dtype=np.uint64))[0])
+            if place % 2:
+                low = (low + word) % low_base
+            else:
+                high = (high + word) % high_base
+        number = high * low_base + low
+        if number < of.size:
+            return number
+
+
+@given(KEYS, st.one_of(st.integers(1, 3000), st.integers(1, 2**62 - 1)), st.data())
+def test_any_positions_are_those_of_one_number_at_a_time(purpose, size, data):
+    """Also at sizes of which no array could be made: products and sums must stay within 64 bits. Of
+    a small one all numbers come, each once.
+    """
+    of = keyed_permutation(purpose, size)
+    if size <= 3000:
+        assert sorted(of[np.arange(size)]) == list(range(size))
+    positions = data.draw(st.lists(st.integers(0, size - 1), max_size=6))
+    found = of[np.array(positions, dtype=np.int64)]
+    assert found.dtype == np.int64
+    assert found.tolist() == [one_by_one(of, each) for each in positions]
+
+
+def test_the_numbers_are_what_they_always_were():
+    """Frozen values: a run goes on in the order in which it began, under any later version."""
+    of = keyed_permutation(key(7, "permutation", 0), BILLION)
+    assert of[np.array([0, 1, 2, BILLION - 1])].tolist() == FROZEN_OF_LARGE
+
+
+@pytest.mark.parametrize("samples", [SORTED_UP_TO, SORTED_UP_TO + 1])
+def test_the_size_alone_decides_which_order_a_run_has(samples):
+    order = order_of(samples, steps=1)
+    assert isinstance(order.of_epoch(0), Permutation) == (samples > SORTED_UP_TO)
+
+
+# What a recipe says about its samples becomes an order, or a sentence that says what is wrong.
+
+ALL = 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "found neither"),
+        ({"epochs": 2, "steps": 9}, "found epochs=2 and steps=9"),
+        ({"steps": True}, "a whole number from 1 on, found True"),
+        ({"epochs": 1, "tail": "cut"}, "found 'cut'"),
+        ({"steps": 5, "samples": 7}, "found 7 samples"),
+        ({"epochs": 1, "weights": [1.0] * 19}, "found shape [19]"),
+        ({"epochs": 1, "weights": [10**400] * 20}, "of the 20 samples, found list"),
+        ({"epochs": 1, "weights": [1.0] * 19 + [-2.0]}, "found -2.0"),
+        ({"epochs": 1, "weights": [0] * 20}, "found zeros alone"),
+        ({"epochs": 1, "weights": [1] * 20, "order": range}, "found both"),
+        ({"epochs": 1, "order": [1, 2]}, "expected order=function(epoch)"),
+        ({"epochs": 1, "order": lambda _e: [[1, 2], [3]]}, "a sequence of sample numbers"),
+        ({"epochs": 1, "order": lambda _e: [True] * 20}, "found bool [20]"),
+        ({"epochs": 2, "order": lambda e: range(8 + 16 * e)}, "order(1): expected sample numbers"),
+        ({"epochs": 3, "order": lambda e: range(20 - 7 * e)}, "order(2): expected at least one"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_refused(arguments, says):
+    with pytest.raises(UsageError) as refused:
+        order_of(**arguments)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_an_own_order_may_be_any_sequence_of_integers(kind):
+    order = order_of(epochs=np.int64(1), order=lambda _epoch: kind([3, 1, 2, 7, 7, 7, 0, 19]))
+    assert order.of_epoch(0).tolist() == [3, 1, 2, 7, 7, 7, 0, 19]
+
+
+def drawn_now():
+    return torch.rand(2).tolist(), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def test_an_own_order_draws_from_its_epochs_stream():
+    """Whatever was drawn before the call, an epoch has the same samples; what is drawn afterwards
+    is what would have been drawn without it.
+    """
+
+    def shuffled(epoch):
+        choice = torch.randperm(ALL)[:16].tolist()
+        random.shuffle(choice)
+        return np.random.permutation(choice)  # noqa: NPY002
+
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
+    undisturbed = drawn_now()
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
+    order = order_of(epochs=3, order=shuffled)
+    first = [order.of_epoch(epoch).tolist() for epoch in (2, 0, 1)]
+    assert drawn_now() == undisturbed
+    assert [order.of_epoch(epoch).tolist() for epoch in (2, 0, 1)] == first
+    assert first[0] != first[1] != first[2]
+
+
+def test_an_order_of_more_than_the_epoch_is_refused():
+    """Hard examples chosen by the training so far, or a generator of its own: a resume would choose
+    others.
+    """
+    own = np.random.default_rng(0)
+    order = order_of(epochs=2, order=lambda _epoch: own.permutation(ALL))
+    with pytest.raises(
+        UsageError, match=r"(?s)order\(1\): expected the same samples at each call.*elastic.Values"
+    ):
+        order.of_epoch(1)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(9))
+
+
+class Unsized(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "says"),
+    [
+        (DataLoader([1, 2, 3]), "found a DataLoader"),
+        (Stream(), "found Stream"),
+        (Unsized(), "found Unsized"),
+        ({"images": [1], "labels": [2]}, "found dict"),
+    ],
+)
+def test_what_has_no_samples_by_number_is_refused(dataset, says):
+    """A stream, a DataLoader (whose batches would be taken for samples), and the like."""
+    with pytest.raises(UsageError) as refused:
+        check_dataset(dataset, "run.data")
+    assert says in str(refused.value)
+
+
+def test_data_say_how_many_steps_an_epoch_has():
+    """Own orders may differ in it; a single number would be wrong for some epoch."""
+
+    def data(order):
+        tensors = TensorDataset(torch.zeros(ALL))
+        return Data(loader=Loader(dataset=tensors, order=order, device=torch.device("cpu")))
+
+    assert data(order_of(epochs=3)).steps_per_epoch == 2
+    assert data(order_of(epochs=3, order=lambda _e: range(8))).steps_per_epoch == 1
+    assert data(order_of(steps=5)).steps == 5
+    with pytest.raises(UsageError, match=r"found 1 to 2; use step\.ends_epoch"):
+        _ = data(order_of(epochs=2, order=lambda e: range(8 * (e + 1)))).steps_per_epoch
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "says"),
+    [(DataLoader([1, 2]), None, "found DataLoader and"), (None, {"model": 1}, "found Data and dict")],
+)
+def test_run_steps_names_what_it_was_given_instead(data, state, says):
+    """Before anything else is looked at, so that no run is begun with it."""
+    order = order_of(epochs=1)
+    if data is None:
+        data = Data(loader=Loader(dataset=range(ALL), order=order, device=torch.device("cpu")))
+    run = object.__new__(Run)
+    run._loop_end = None
+    with pytest.raises(UsageError) as refused:
+        next(Run.steps(run, data, state))
+    assert says in str(refused.value)

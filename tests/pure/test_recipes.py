@@ -33,42 +33,19 @@ def network():
     return barlow.build_model(barlow.Settings.parse(["--projector", "12-6"]), channels=1, small_images=True)
 
 
-def gradients(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
 def test_loss_equals_the_formula_of_the_paper():
-    """Embeddings far from zero mean: a variance computed as a difference of float32 sums would be
-    visibly wrong here. A feature without variance must not make it 0 / 0.
+    """From sums of each shard. Embeddings far from zero mean: a variance computed as a difference
+    of float32 sums would be visibly wrong here. A feature without variance must not make it 0 / 0.
     """
     torch.manual_seed(0)
     a, b = torch.randn(64, 5) + 300, torch.randn(64, 5) - 300
-    found = barlow.barlow_loss(barlow.correlation_sums(a, b), count=64, dim=5, lambd=LAMBD)
+    sums = [barlow.correlation_sums(one, other) for one, other in zip(a.chunk(3), b.chunk(3), strict=True)]
+    found = barlow.barlow_loss(torch.stack(sums).sum(0), count=64, dim=5, lambd=LAMBD)
     torch.testing.assert_close(found.loss, plain_loss(a, b), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found.loss, found.on_diag + LAMBD * found.off_diag)
     a[:, 2] = 7.0
     dead = barlow.barlow_loss(barlow.correlation_sums(a, a), count=64, dim=5, lambd=LAMBD)
     assert torch.isfinite(dead.loss)
-
-
-@pytest.mark.parametrize("shards", [1, 3, 8])
-def test_gradient_by_shards_is_the_gradient_of_the_whole_batch(shards):
-    """Done as the trainer does it: sums of each shard, dL/dsums into each shard, gradients added; W
-    never appears.
-    """
-    torch.manual_seed(0)
-    one, other = torch.rand(24, 1, 8, 8), torch.rand(24, 1, 8, 8)
-    whole, parts = network(), network()
-    expected = plain_loss(whole(one), whole(other))
-    torch.autograd.backward(expected)
-    chunks = zip(one.chunk(shards), other.chunk(shards), strict=True)
-    outputs = [barlow.correlation_sums(parts(x), parts(y)) for x, y in chunks]
-    total = torch.stack(outputs).sum(0).detach().requires_grad_()
-    loss = barlow.barlow_loss(total, count=24, dim=6, lambd=LAMBD).loss
-    torch.autograd.backward(loss)
-    torch.autograd.backward(outputs, [total.grad] * shards)
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    assert (gradients(parts) - gradients(whole)).norm() / gradients(whole).norm() < 1e-4
 
 
 @pytest.mark.parametrize("adapt", [True, False])
@@ -150,14 +127,6 @@ def test_probe_leaves_a_training_backbone_training_and_unchanged():
     assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
     assert score == barlow_probe.probe_backbone(backbone, source, torch.device("cpu"))
     assert 0.1 < score.linear < 1
-
-
-@pytest.mark.parametrize("arch", ["mlp", "small", "resnet18"])
-def test_every_network_gives_a_score_for_each_class(arch):
-    model = classify.build_model(
-        classify.Settings.parse(["--arch", arch]), classify.load_images("digits", None)
-    )
-    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
 def test_a_score_depends_on_no_later_character():

@@ -12,26 +12,13 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from saved_state import saved
+from saved_state import Holder, saved
 from torch import nn
 
 from elastic import State, Values
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.snapshot import image
 from elastic.train.state.flat import FlatState, checksum_of
-
-
-class Holder:
-    """An object whose state is whatever it is given. change: of what it loads."""
-
-    def __init__(self, value=None, change=lambda value: value):
-        self.value, self.change = value, change
-
-    def state_dict(self):
-        return self.value
-
-    def load_state_dict(self, state_dict):
-        self.value = self.change(state_dict)
 
 
 def round_trip(value):

@@ -81,13 +81,6 @@ def accumulated_over_steps(r):
         step.mean_loss(r.loss)
 
 
-@refused(r"net\.0\.weight has a gradient that no optimizer has used")
-def a_penalty_before_the_step(r):
-    step = r.next()
-    r.net[0].weight.square().sum().backward()
-    step.mean_loss(r.loss)
-
-
 @refused("SGD made an update with gradients of the step before")
 def an_update_in_the_next_step(r):
     """A resume between the two would lose the gradients."""

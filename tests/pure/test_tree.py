@@ -2,7 +2,6 @@
 spread them over ranks.
 """
 
-from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from elastic.reduce.tree import Block, Stack, blocks, fold, pairs, span
+from elastic.reduce.tree import Block, Stack, fold, span
 
 floats = st.floats(width=32)  # infinities, NaNs, denormals and both zeros are among them
 vectors = st.integers(1, 16).flatmap(lambda shards: arrays.arrays(np.float32, (shards, 3), elements=floats))
@@ -58,39 +57,6 @@ def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves, data):
         for number, own in reversed(list(enumerate(spans))):
             parts |= partials(leaves, own if number % 2 else own[::-1])
         assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
-
-
-@given(vectors)
-def test_pairs_that_were_added_in_place_are_the_first_level(leaves):
-    """Autograd adds up each pair in `.grad`; a stack that is fed with pairs must reach the same
-    root.
-    """
-    shards = len(leaves)
-    for world_size in range(1, shards + 1):
-        parts = {}
-        for rank in range(world_size):
-            stack = Stack(add)
-            for group in pairs(span(shards, world_size, rank)):
-                stack.push(Block(group[0], len(group)), reduce(add, [leaves[leaf] for leaf in group]))
-            parts |= stack.parts
-        assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
-
-
-@given(st.integers(1, 64).flatmap(lambda shards: st.tuples(st.just(shards), st.integers(1, shards))))
-def test_every_leaf_has_one_owner_and_loads_are_even(sizes):
-    """The spans of all ranks, one after the other, are the leaves."""
-    shards, world_size = sizes
-    spans = [span(shards, world_size, rank) for rank in range(world_size)]
-    assert [leaf for own in spans for leaf in own] == list(range(shards))
-    assert max(map(len, spans)) - min(map(len, spans)) <= 1
-
-
-@given(st.integers(0, 64), st.integers(1, 64))
-def test_blocks_are_what_a_stack_is_left_with(start, length):
-    """Ranks know the blocks of others before they exist: both ways must name the same ones."""
-    own = range(start, start + length)
-    left = partials({leaf: np.float32(0) for leaf in own}, own)
-    assert sorted(left) == list(blocks(own))
 
 
 @pytest.mark.parametrize("missing", [0, 2, 5])

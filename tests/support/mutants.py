@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant("reduce/exchange.py", "if self.world_size == 2:", "if self.world_size >= 2:", "pure/test_exchange.py"),
     Mutant("train/step/buffers.py", "values[i] = values[i].clone()", "pass", "pure/test_buffers.py"),
     # Which samples a step trains.
-    Mutant("data/random_keys.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_permutation.py"),
+    Mutant("data/random_keys.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_order.py"),
     Mutant("data/order.py", '"order", epoch', '"order", 0', "pure/test_order.py"),
     Mutant("data/order.py", "positions % len(of_epoch)", "positions.clip(max=len(of_epoch) - 1)", "pure/test_order.py"),
     Mutant("data/order.py", "+ self.samples * earlier_draws(of_epoch)", "", "pure/test_order.py"),
@@ -100,9 +100,9 @@ MUTANTS = (
     Mutant("proof/replay.py", "and last.chain == chain[:CHAIN_DIGITS]", "", "pure/test_replay.py"),
     Mutant("proof/verdict.py", "self.again == self.owners_second == self.auditors_second", "self.again == self.auditors_second", "pure/test_audit_verdict.py"),
     # Which state training goes on from.
-    Mutant("train/state/candidates.py", "each.step > known.agreed", "each.step >= known.agreed", "pure/test_restore_order.py"),
-    Mutant("train/state/candidates.py", "(-each.step, each.is_stored)", "(-each.step, not each.is_stored)", "pure/test_restore_order.py"),
-    Mutant("train/state/candidates.py", "if newest < committed_step and not is_there:", "if False:", "pure/test_restore_order.py"),
+    Mutant("train/state/candidates.py", "each.step > known.agreed", "each.step >= known.agreed", "pure/test_restore.py"),
+    Mutant("train/state/candidates.py", "(-each.step, each.is_stored)", "(-each.step, not each.is_stored)", "pure/test_restore.py"),
+    Mutant("train/state/candidates.py", "if newest < committed_step and not is_there:", "if False:", "pure/test_restore.py"),
     Mutant("train/loop/schedule.py", "if current is not None and wanted <= current", "if current is not None and 0 <= current", "pure/test_schedule.py"),
     # What a step is, and what it refuses.
     Mutant("train/step/contract.py", "if versions != self._versions:", "if False:", "pure/test_step_refusals.py"),
