@@ -27,7 +27,6 @@ OWN_NAMES = frozenset(
         _IDENTITY,
         UID,
         PLACE,
-        "data.json",
         "stopped.json",
         "checkpoints",
         "metrics.jsonl",

@@ -93,18 +93,6 @@ def check_resume(there: DataRecord, now: DataRecord, order: SampleOrder, step: i
     )
 
 
-def check_beginning(there: DataRecord, now: DataRecord) -> str:
-    """What to say where a run begins at step 0 again, and kept nothing; empty for nothing.
-
-    there: what it began with before.
-    """
-    found = _differences(there, now, _SO_FAR)
-    return found and (
-        f"no state of this run is left, and it now begins on other data than at first: {found}; its result is not the one that"
-        f" it would have had. If that was not meant, stop it, and {_MAKE_ALIKE}"
-    )
-
-
 def has_same_steps(there: DataRecord, now: DataRecord) -> bool:
     """Whether each step trains the same samples, as far as both records tell, in a run as long.
 

@@ -94,18 +94,18 @@ class ReplayCheck:
 
 
 def begin_replay(
-    parts: LoopParts, point: ResumePoint, rewound: Rewound, there: DataRecord | None, now: DataRecord
+    parts: LoopParts, point: ResumePoint, rewound: Rewound, there: DataRecord, now: DataRecord
 ) -> Replay:
     """The steps that must come out as before, on every rank.
 
-    there: what stands beside the state; at step 0 what the run began with. Steps of another length
+    there: what stands beside the state; at step 0 the same as now. Steps of another length
     of the run are said to be others already. A check by `elastic-train check` compares more.
     """
     found: list[FirstTime] = []
     excuse, output = "", parts.output
-    if output is not None and rewound.dropped and parts.trace is None and there is not None:
+    if output is not None and rewound.dropped and parts.trace is None:
         if there.recipe and has_same_steps(there, now):
-            ends = [each for each in read_rare(output.events, ReplayDiffered) if not each.event.excuse]
+            ends = [each for each in read_rare(parts.run_dir.events, ReplayDiffered) if not each.event.excuse]
             found = first_times(
                 rewound.last,
                 rewound.dropped,

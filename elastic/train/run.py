@@ -21,7 +21,7 @@ from elastic.events import RunFinished
 from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
 from elastic.train import refuse
-from elastic.train.evaluate.evaluation import Evaluation
+from elastic.train.evaluation import Evaluation
 from elastic.train.loop.build import LoopParts, WorkerParts, is_alone
 from elastic.train.loop.ends import LoopEnd
 from elastic.train.loop.loop import Loop

@@ -25,7 +25,7 @@ GONE = {ATTEMPT, "logs/000001/rank0.log", "logs/000002/rank0.log"}
 STAYING = {
     "logs/000003/rank0.log",
     "rendezvous/state-000000000007.json",
-    "data.json",
+    "stopped.json",
     "own/checkpoints/000000000020/a-000001-12345678/state.safetensors",
     "faults/x/1.1",
 }

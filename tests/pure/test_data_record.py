@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.data.record import check_beginning, check_ranks, check_resume, has_same_steps, parse, record_of
+from elastic.data.record import check_ranks, check_resume, has_same_steps, parse, record_of
 from elastic.errors import UsageError
 
 SAMPLES = 24
@@ -109,11 +109,3 @@ def test_other_samples_are_refused_with_what_differs(samples, contents, says):
     assert resumes(there, order_of(epochs=4), 5, SPLIT) == ""
     with pytest.raises(UsageError, match=says):
         resumes(there, order_of(samples=samples, epochs=4), 5, contents)
-
-
-def test_a_beginning_on_other_data_than_at_first_is_said():
-    order, other = order_of(epochs=4, order=growing), order_of(samples=32, epochs=4)
-    first = record_of(order, 0, SPLIT)
-    assert check_beginning(first, record_of(order_of(epochs=5, order=growing), 0, SPLIT)) == ""
-    said = check_beginning(first, record_of(other, 0, SPLIT | {"dataset.indices": "cc"}))
-    assert "samples (24 and 32), order (" in said and "contents of dataset.indices" in said

@@ -66,7 +66,7 @@ class Agent:
     def claim(self) -> None:
         found = create_or_read(self.store, identity.NAME, IDENTITY.to_json(), self.clock)
         identity.check(identity.parse(found), IDENTITY, self.run.url)
-        assert create_or_read(self.store, "data.json", BEGINNING, self.clock) == BEGINNING
+        assert create_or_read(self.store, "settings.json", BEGINNING, self.clock) == BEGINNING
 
     def start_worker(self, generation: int) -> None:
         log = self.run.log(generation=generation, rank=0)

@@ -157,11 +157,11 @@ def test_what_a_user_knows_is_said_once(ranks, tmp_path, capsys):
 
 def begun(folder, there, trace=None):
     now = DataRecord(samples=9, epochs=2, steps=18, tail="drop", recipe="aa")
-    output = SimpleNamespace(events=folder)
-    parts = SimpleNamespace(output=output, trace=trace, groups=groups_of(ALONE))
+    run_dir, groups = SimpleNamespace(events=folder), groups_of(ALONE)
+    parts = SimpleNamespace(output=True, trace=trace, groups=groups, run_dir=run_dir)
     point = ResumePoint(step=8, chain=f"{8:016x}", source="snapshot")
     rewound = Rewound(highest=9, last=line_of(8, 1), dropped=(line_of(9, 1),))
-    replay = begin_replay(parts, point, rewound, None if there is None else replace(now, **there), now)
+    replay = begin_replay(parts, point, rewound, replace(now, **there), now)
     return [each.step for each in replay.steps], replay.excuse
 
 
@@ -171,7 +171,6 @@ def test_what_excuses_a_difference_and_what_is_not_compared(tmp_path):
     """
     assert begun(tmp_path, {}) == ([9], "")
     assert begun(tmp_path, {"recipe": "bb"}) == ([9], "the recipe was edited in between")
-    assert begun(tmp_path, None)[0] == []
     assert begun(tmp_path, {}, trace="of a check")[0] == []
     for other in ({"recipe": ""}, {"steps": 17}, {"epochs": 3}, {"order": "cc"}, {"samples": 8}):
         assert begun(tmp_path, other)[0] == []

@@ -4,6 +4,7 @@ that does not answer, and another run's state to begin from.
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from committed import DATA, begin_run, commit_in, commit_state
@@ -32,8 +33,7 @@ from elastic.train.state.candidates import (
     check_none_is_missing,
     order_candidates,
 )
-from elastic.train.state.inherit import Inheritance
-from elastic.train.state.restore import LocalSnapshots, Restorer
+from elastic.train.state.restore import Restorer
 from elastic.train.state.state import State
 
 
@@ -64,27 +64,32 @@ def store_with(*steps):
     return store
 
 
-def restorer(member=ALONE, *, slots=None, store=None, inheritance=None, **link):
-    """Without a store, there is no checkpoint."""
+def restorer(state, member=ALONE, *, slots=None, store=None, parent=None, own=None, **link):
+    """Without a store, there is no checkpoint. own: the folder of the run's own directory."""
     groups = groups_of(member)
-    return Restorer(
+    parts = SimpleNamespace(
+        state=state,
         groups=groups,
-        store=FakeStore() if store is None else store,
-        local=LocalSnapshots(None if slots is None else SnapshotSlots.open(slots.path)),
+        store=None if own is None else LocalStore(Path(own)),
+        checkpoints=FakeStore() if store is None else store,
         comparison=Comparison(groups=groups, node="a", generation=1, log=None),
-        run_id="run",
-        run_url="runs/a",
-        link=replace(LINK, **link),
-        log=None,
+        identity=SimpleNamespace(run_id="run", parent=parent),
+        run_dir=SimpleNamespace(url="runs/a"),
+        link=replace(LINK, memory="" if slots is None else slots.path, **link),
+        output=None,
         clock=FakeClock(),
         faults=None,
-        inheritance=inheritance,
     )
+    return Restorer(parts)
 
 
-def loaded(restoring):
+def loaded(**how):
     """The step, the source, and the weight that the model then has."""
-    found = restoring.restore(State(model=(mine := model(0.0))))
+    return found_by(restorer(State(model=(mine := model(0.0))), **how), mine)
+
+
+def found_by(restoring, mine):
+    found = restoring.restore()
     return [found.step, found.source, mine.weight[0, 0].item()]
 
 
@@ -103,13 +108,11 @@ def restored(member, step, value, damaged, width):
         slots = memory_with(State(model=model(value[rank])), step[rank])
     if damaged[rank]:
         flip(slots)
-    mine = model(0.0, width[rank])
-    restoring = restorer(member, slots=slots, store=store_with(*[9] * (not any(step))))
+    mine, store = model(0.0, width[rank]), store_with(*[9] * (not any(step)))
     try:
-        found = restoring.restore(State(model=mine))
+        return found_by(restorer(State(model=mine), member, slots=slots, store=store), mine)
     except ElasticError as error:
         return [type(error).__name__, str(error)]
-    return [found.step, found.source, mine.weight[0, 0].item()]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_a_snapshot_that_loads_half_way_starts_nothing_over():
     slots = memory_with(State(model=model(3.0), other=LoadsNothing()), 3)
     state = State(model=(changed := model(0.0)), other=LoadsNothing())
     with pytest.raises(StateDoesNotFit, match=r"snapshot of step 3 does not fit .* it is of another version"):
-        restorer(slots=slots).restore(state)
+        restorer(state, slots=slots).restore()
     assert changed.weight[0, 0].item() == 3.0
     assert [each.info.step for each in slots.whole()] == [3]
 
@@ -154,7 +157,7 @@ def test_a_snapshot_whose_bytes_changed_starts_nothing_over():
     with pytest.raises(
         NothingLoads, match="none of them loads: snapshot step=3: its bytes changed in memory"
     ):
-        loaded(restorer(slots=slots))
+        loaded(slots=slots)
 
 
 # The storage.
@@ -168,28 +171,27 @@ def fails_until(restoring, moment_s, error=StoreUnavailable):
             verb == "read"
             and name.endswith("state.safetensors")
             and "9/" in name
-            and restoring.clock.now < moment_s
+            and restoring._parts.clock.now < moment_s
         ):
             raise error("the storage is away")
 
-    restoring.store.before = before
+    restoring._parts.checkpoints.before = before
 
 
 def test_an_outage_between_listing_and_payload_loses_nothing():
     """The storage is away for half a minute, ten times as long as one read is tried."""
-    restoring = restorer(store=store_with(8, 9))
-    fails_until(restoring, restoring.clock.now + 30.0)
-    assert loaded(restoring) == [9, "checkpoint", 9.0]
+    restoring = restorer(State(model=(mine := model(0.0))), store=store_with(8, 9))
+    fails_until(restoring, restoring._parts.clock.now + 30.0)
+    assert found_by(restoring, mine) == [9, "checkpoint", 9.0]
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, StoreRefused])
 def test_what_the_storage_does_not_give_is_not_taken_for_damage(error):
     """It stays away, or refuses: no older state is loaded, and --fresh is not advised."""
-    restoring = restorer(store=store_with(8, 9))
+    restoring = restorer(State(model=(untouched := model(0.0))), store=store_with(8, 9))
     fails_until(restoring, float("inf"), error)
-    state = State(model=(untouched := model(0.0)))
     with pytest.raises(StoreFailed, match="checkpoint of step 9 is committed and cannot be read") as raised:
-        restoring.restore(state)
+        restoring.restore()
     assert "--fresh" not in str(raised.value)
     assert (raised.value.exit_code, untouched.weight[0, 0].item()) == (1, 0.0)
 
@@ -208,7 +210,7 @@ def test_a_checkpoint_deleted_after_the_listing_yields_to_newer(place):
             store.objects.update(newer)
 
     store.before = before
-    assert loaded(restorer(store=store)) == [12, "checkpoint", 12.0]
+    assert loaded(store=store) == [12, "checkpoint", 12.0]
 
 
 def test_records_that_are_listed_and_gone_are_not_an_empty_store():
@@ -218,7 +220,7 @@ def test_records_that_are_listed_and_gone_are_not_an_empty_store():
     store.objects.clear()
     store.list = lambda: listing
     with pytest.raises(StoreFailed, match="1 commit records were listed and cannot be found"):
-        loaded(restorer(store=store))
+        loaded(store=store)
 
 
 @pytest.mark.parametrize(("steps", "of_another_run"), [((), False), ((8,), False), ((8,), True)])
@@ -230,7 +232,7 @@ def test_nothing_before_a_missing_checkpoint_is_restored(steps, of_another_run):
     if of_another_run:
         commit_state(store, "other", 5000, State(model=model(7.0)))
     with pytest.raises(NothingLoads, match="the group has committed step 9"):
-        restorer(store=store, committed_step=9).restore(State(model=(built := model(0.5))))
+        restorer(State(model=(built := model(0.5))), store=store, committed_step=9).restore()
     assert built.weight[0, 0].item() == 0.5
 
 
@@ -243,7 +245,7 @@ def test_a_state_of_other_objects_ends_the_restore():
     del store.objects[older]
     words = "the checkpoint of step 9 does not fit what the recipe builds: .*size mismatch for weight"
     with pytest.raises(StateDoesNotFit, match=words) as raised:
-        restorer(store=store).restore(State(model=model(0.0, 3)))
+        restorer(State(model=model(0.0, 3)), store=store).restore()
     text = str(raised.value)
     assert "--from runs/a:NAME --run-dir NEW" in text and "\n" not in text
     assert raised.value.exit_code == 76 and "verify" not in text and "step=8" not in text
@@ -264,9 +266,8 @@ def begins(member, written, own, widths):
     run directory is still claimed when it leaves.
     """
     parent, mine = decode(Parent, written, what="parent"), model(-1.0 - member.rank, widths[member.rank])
-    inheritance = Inheritance(parent=parent, run_store=LocalStore(Path(own)))
     try:
-        found = restorer(member, inheritance=inheritance).restore(State(model=mine))
+        found = restorer(State(model=mine), member, parent=parent, own=own).restore()
     except UsageError as error:
         return [str(error), Path(own, identity.NAME).exists()]
     return [found.step, found.source, found.chain, mine.weight[0, 0].item()]
@@ -298,8 +299,7 @@ def test_a_parent_that_is_gone_or_damaged_is_never_begun_from(tmp_path, parent):
     untouched = model(0.0)
 
     def restore():
-        inheritance = Inheritance(parent=parent, run_store=LocalStore(tmp_path / "own"))
-        restorer(inheritance=inheritance).restore(State(model=untouched))
+        restorer(State(model=untouched), parent=parent, own=tmp_path / "own").restore()
 
     with pytest.raises(UsageError, match=r"expected step 40 of .*, found it damaged: .*sha256"):
         restore()

@@ -42,9 +42,9 @@ def info_of(step, checksum=""):
     return SnapshotInfo(step=step, epoch=0, generation=1, checksum=checksum)
 
 
-def snapshotting_of(node, clock=None, **how):
+def snapshotting_of(node, clock=None):
     """Of a worker of the node."""
-    return Snapshotting(AgentSlots(node.page, os.getpid()).of_size, HostCopy(), clock or FakeClock(), **how)
+    return Snapshotting(AgentSlots(node.page, os.getpid()).of_size, HostCopy(), clock or FakeClock())
 
 
 @pytest.fixture
@@ -54,17 +54,23 @@ def node(monkeypatch):
     return node
 
 
-def test_no_copy_is_asked_for_before_there_is_memory(node):
-    """It is made beside training, and takes seconds for gigabytes."""
-    node.left_bytes = 10 * STATE_BYTES
-    taking = snapshotting_of(node, asks_first=True)
+def test_the_first_snapshot_waits_for_memory_that_is_made(node):
+    """Seconds for gigabytes, which the agent makes beside training; a later one does not wait."""
+    node.left_bytes, clock = 10 * STATE_BYTES, FakeClock()
     state = FlatState(tensors={"m.w": torch.zeros(8)}, document={"m": {}})
-    assert taking.is_waiting()
-    taking.ask_for_memory(lambda: state)
-    assert taking.is_waiting()
-    node.asks(node.page.wanted_bytes)
-    assert not taking.is_waiting()
-    assert taking.take(state, info_of(1)).snapshot.slot == 0
+    taking, until_s = snapshotting_of(node, clock), clock.now + 20
+
+    def sleep(seconds):
+        clock.now += seconds
+        if clock.now > until_s:
+            node.asks(node.page.wanted_bytes)
+
+    clock.sleep = sleep
+    assert taking.take(state, info_of(1)).snapshot.slot == 0 and clock.now > until_s
+    late = snapshotting_of(Node(0), clock)
+    for waits in (True, False):
+        began_s = clock.now
+        assert late.take(state, info_of(1)) is None and (clock.now > began_s) == waits
 
 
 def test_less_memory_is_said_once_in_a_generation(node):

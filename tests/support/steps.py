@@ -18,7 +18,7 @@ from elastic.reduce.tree import spans_of
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
-from elastic.train.evaluate.evaluation import Evaluation
+from elastic.train.evaluation import Evaluation
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State

@@ -15,7 +15,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from elastic.checkpoint import stop_record
-from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
@@ -29,17 +28,13 @@ from elastic.proof.for_check import StateTrace
 from elastic.proof.rehearsals import Rehearsals
 from elastic.proof.step_again import StepAgain
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
-from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
-from elastic.storage.store import Store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.schedule import COMPARISON_SHARE, AuditSchedule, Interval, SnapshotSchedule
-from elastic.train.state.inherit import Inheritance
-from elastic.train.state.restore import LocalSnapshots, Restorer
-from elastic.train.state.snapshotting import PROMPT_BYTES, AgentSlots, OwnSlots, Snapshotting
+from elastic.train.state.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state.state import State
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -66,15 +61,10 @@ class WorkerParts:
 class Rank0Output:
     """What rank 0 alone writes, and decides for all ranks.
 
-    store: of the run directory. events: the folder of all that nodes with a shared folder record.
     comparing: between comparisons of the ranks' states.
     """
 
-    store: Store
-    events: Path
     log: EventLog
-    uploader: str  # the path of its socket
-    save_every: Every
     schedule: SnapshotSchedule
     audits: AuditSchedule
     rehearsals: Rehearsals | None
@@ -85,8 +75,9 @@ class LoopParts:
     """The parts of one rank in one generation.
 
     The loop gives the loader another order, where the run began in one, and opens fresh groups when
-    it is left early. commits_drains: without an agent the process itself commits the state with
-    which it is told to end. output: on rank 0 alone. metrics: on rank 0, and where nodes share no
+    it is left early. store, checkpoints: of the run directory, and of what is committed in it.
+    commits_drains: without an agent the process itself commits the state with which it is told to
+    end. output: on rank 0 alone. metrics: on rank 0, and where nodes share no
     folder a copy on each other node. trace: where `elastic-train check` tries the recipe, else
     None. stopped: where the recipe ended the run early, if it did.
     """
@@ -95,13 +86,13 @@ class LoopParts:
         self.loader, self.state, self.clock = loader, state, SystemClock()
         groups, link, run = worker.groups, worker.link, worker.run_dir
         options = link.options
-        self.groups, self.link, self.identity = groups, link, worker.identity
+        self.groups, self.link, self.identity, self.run_dir = groups, link, worker.identity, run
         self.page, self.heartbeat, self.step_functions = worker.page, worker.heartbeat, worker.step_functions
         self.commits_drains = is_alone(link)
         is_first, check = groups.rank == 0, worker.check
         log = worker.log if is_first else None
         evidence = link.evidence if check is None else ""
-        store = open_store(run.url)
+        self.store, self.checkpoints = open_store(run.url), open_store(run.checkpoints_url)
         self.comparison = Comparison(
             groups=groups, node=link.node, generation=link.generation, log=log, redo=link.divergence
         )
@@ -123,11 +114,7 @@ class LoopParts:
                     options.rehearse, loader.order, run.events, self.again.recipe, self.clock
                 )
             self.output = Rank0Output(
-                store=store,
-                events=run.events,
                 log=worker.log,
-                uploader=link.uploader,
-                save_every=options.save_every,
                 schedule=SnapshotSchedule(options.snapshot_every),
                 audits=AuditSchedule(options.audit),
                 rehearsals=rehearsals,
@@ -147,22 +134,8 @@ class LoopParts:
             injector = FaultInjector(options.faults, run.faults, worker.log, self.clock)
             injector.flip = partial(flip, partial(_tensors_of, state))
             self.faults = WorkerFaults(injector=injector, rank=groups.rank, generation=link.generation)
-        parent = worker.identity.parent
-        self.restorer = Restorer(
-            groups=groups,
-            store=open_store(run.checkpoints_url),
-            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
-            run_id=worker.identity.run_id,
-            run_url=run.url,
-            comparison=self.comparison,
-            link=link,
-            log=log,
-            clock=self.clock,
-            faults=self.faults,
-            inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
-        )
         # Rank 0 reads for all ranks where the run ended.
-        found = stop_record.read(store, self.identity.run_id, self.clock) if is_first else None
+        found = stop_record.read(self.store, self.identity.run_id, self.clock) if is_first else None
         text = groups.from_rank0("" if found is None else found.to_json().decode())
         self.stopped = stop_record.parse(text.encode()) if text else None
 
@@ -180,19 +153,16 @@ def _recipe(identity: Identity) -> str:
 
 def _snapshotting(parts: LoopParts) -> Snapshotting | None:
     """For one worker of each node; without an agent only rank 0 has memory for snapshots."""
-    groups, page, alone = parts.groups, parts.page, parts.commits_drains
+    groups, alone = parts.groups, parts.commits_drains
     if groups.local_rank != 0 or (alone and groups.rank != 0):
         return None
-    slots = OwnSlots() if alone else AgentSlots(page, parts.link.pid)
+    slots = OwnSlots() if alone else AgentSlots(parts.page, parts.link.pid)
     copy = (
         HostCopy()
         if groups.device.type == "cpu"
         else DeviceCopy(groups.device, parts.state.updated_addresses)
     )
-    # Without an agent, no other process could make the memory ready.
-    is_large = not alone and sum(p.nbytes for p in parts.state.parameters()) > PROMPT_BYTES
-    asks_first = is_large and page.slots_fd is None
-    return Snapshotting(slots.of_size, copy, parts.clock, asks_first=asks_first)
+    return Snapshotting(slots.of_size, copy, parts.clock)
 
 
 def _tensors_of(state: State, target: str) -> Iterable[Tensor]:

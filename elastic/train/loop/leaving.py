@@ -20,7 +20,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot.image import LiveChecksum
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
-from elastic.train.state.flat import checksum_of
+from elastic.train.state.flat import state_evidence
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.saving import SavedState
 from elastic.train.state.snapshotting import layout_of
@@ -72,7 +72,7 @@ def stop(parts: LoopParts, reason: str, step: int) -> StopRecord:
     stopped = StopRecord(run_id=parts.identity.run_id, step=step, steps=steps, reason=reason)
     if parts.output is not None:
         try:
-            stop_record.create(parts.output.store, stopped, parts.clock)
+            stop_record.create(parts.store, stopped, parts.clock)
         except StoreFailed as error:
             problem = str(error)
     problem = parts.groups.from_rank0(problem)
@@ -92,7 +92,7 @@ def check_unchanged(
     """
     is_changed, state = not has_same_mark, parts.state.flatten()
     if resumed.step == number - 1:
-        is_changed |= checksum_of(state).whole != resumed.checksum
+        is_changed |= state_evidence(state).whole != resumed.checksum
     elif last is not None and last.published is not None:
         now = LiveChecksum(layout_of(state, last.info)).hexdigest()
         is_changed |= now != last.published.snapshot.info.checksum

@@ -22,9 +22,11 @@ from functools import partial
 
 from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, StoreFailed
-from elastic.events import Stopped
+from elastic.events import ShardsMoved, Stopped
 from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor, StepAudit
+from elastic.reduce.balance import Balance
+from elastic.reduce.tree import spans_of
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.silence import Phase
 from elastic.train import refuse
@@ -35,7 +37,6 @@ from elastic.train.loop.requests import is_first_audited, remaining, requests_of
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
-from elastic.train.step.balancing import balancing_of
 from elastic.train.step.parts import Requests, StepParts, StepPlace
 from elastic.train.step.step import Step
 
@@ -149,7 +150,7 @@ class Loop:
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
             parts.heartbeat.enter(Phase.SAVE)
-            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0, None)))
+            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0)))
             if problem:
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
@@ -181,17 +182,8 @@ class Loop:
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """The batches of this rank's shards, for each step from `first` on."""
-        parts, exchange, output = self.parts, self._of_steps.exchange, self.parts.output
-        # On GPUs a rank's own seconds lack what its host waits for; a check compares other spans.
-        is_wanted = parts.link.options.balance == "auto" and parts.trace is None
-        is_wanted &= parts.groups.device.type == "cpu"
-        balancing = self._balancing = balancing_of(
-            parts.groups,
-            exchange,
-            is_wanted=is_wanted,
-            reads_ahead=parts.loader.reads_ahead(len(exchange.own_shards)),
-            log=None if output is None else output.log,
-        )
+        parts, exchange = self.parts, self._of_steps.exchange
+        balance = self._balance = self._balance_of(parts.loader.reads_ahead(len(exchange.own_shards)))
         own, is_dealt_anew = exchange.own_shards, parts.again.earlier.is_dealt_anew
         self._usual = exchange.spans
         if is_dealt_anew:
@@ -200,9 +192,24 @@ class Loop:
         def shards_of(step: int) -> range:
             if is_dealt_anew and step == first:
                 return exchange.own_shards[::-1]
-            return own if balancing is None else balancing.own_shards(step)
+            return own if balance is None else spans_of(balance.counts(step))[exchange.rank]
 
         return parts.loader.steps_of(shards_of, first)
+
+    def _balance_of(self, reads_ahead: int) -> Balance | None:
+        """What has the shards of each rank follow its speed; None where spans stay equal.
+
+        It is no part of the training's state: a new generation begins with equal spans. On GPUs a
+        rank's own seconds lack what its host waits for (Pace); a check compares other spans. Nodes
+        may be started with other options. Raises PeerLost.
+        """
+        parts = self.parts
+        is_wanted = parts.link.options.balance == "auto" and parts.trace is None
+        is_wanted &= parts.groups.device.type == "cpu" and parts.groups.world_size > 1
+        of_ranks: list[list[int]] = parts.groups.all_gather([int(is_wanted), reads_ahead])
+        if not all(wanted for wanted, _ in of_ranks):
+            return None
+        return Balance(tuple(map(len, self._of_steps.exchange.spans)), max(ahead for _, ahead in of_ranks))
 
     # One step.
 
@@ -246,7 +253,7 @@ class Loop:
         outcome = step.outcome or step.end_by_hand()
         self._of_steps.contract.end_step()
         step.fault_point("optimizer")
-        saving.after_update()
+        saving.finish_copy()
         requests = remaining(parts, self._agreement, step, outcome, self.last_step)
         info = self._recorder.record(step, outcome)
         is_last = step.number == self.last_step
@@ -274,12 +281,21 @@ class Loop:
         return saved
 
     def _deal_shards(self, step: Step) -> None:
-        """The step is over: which shards each rank has from the next one on."""
-        exchange = self._of_steps.exchange
+        """The step is over: which shards each rank has from the next one on.
+
+        An audited step says nothing of speeds: its audit takes time, too.
+        """
+        exchange, balance, output = self._of_steps.exchange, self._balance, self.parts.output
         if exchange.is_reversed:
             exchange.divide(self._usual)
-        elif self._balancing is not None:
-            self._balancing.end(step)
+        elif balance is not None:
+            own_s = None if step.outcome is None or step.audit is not None else step.outcome.own_s
+            shards = balance.add(step.number, own_s)
+            if shards is not None and output is not None:
+                before = [len(each) for each in exchange.spans]
+                output.log.record(ShardsMoved(step=balance.effective, shards=list(shards), before=before))
+            if step.number + 1 == balance.effective:
+                exchange.divide(spans_of(balance.counts(balance.effective)))
 
     # The end.
 
@@ -328,7 +344,7 @@ class Loop:
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(began.step)[0] if began.step else 0
-            last = self._saving.keep(self._recorder.info(began.step, epoch, began.line))
+            last = self._saving.keep(self._recorder.info(began.step, epoch))
         if last is not None:
             problem = self._saving.commit(last)
             if problem:

@@ -39,13 +39,11 @@ class StepRecorder:
         self._data = -1, ""  # an epoch, and what stands beside a state of it
         log, known = None, []
         if parts.output is not None:
-            log, known = parts.output.log, read_rare(parts.output.events, LoggedByRank)
-        self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
+            log, known = parts.output.log, read_rare(parts.run_dir.events, LoggedByRank)
+        self._replay = ReplayCheck(resumed.replay, parts.run_dir.url, log)
         self._said = {name for each in known for name in each.event.names}
         self._mark = mark
         parts.step_functions.reported = resumed.reported
-        if resumed.late is not None:  # the restored step has its line only now
-            self._report(resumed.late)
         self._began_s = self._opened_s = parts.clock.monotonic()
         self.evaluated_s = 0.0  # in the body of the step, and no part of it either
 
@@ -93,7 +91,7 @@ class StepRecorder:
             if step.number == self._resumed.first_new:
                 output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()
-        return self.info(step.number, step.epoch, line)
+        return self.info(step.number, step.epoch)
 
     def _report(self, line: StepLine) -> None:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
@@ -134,8 +132,8 @@ class StepRecorder:
         shared = set(mine).intersection(*(each.entries for each in of_ranks))
         return shared & set(differences(*of_ranks)) - self._said
 
-    def info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
-        """line: the step's own, None where it has none."""
+    def info(self, step: int, epoch: int) -> SnapshotInfo:
+        """What stands beside the state after a step."""
         if self._data[0] != epoch:  # once in an epoch, and not in each step
             known, order = self._resumed.data, self._parts.loader.order
             record = record_of(order, epoch, known.contents, known.recipe)
@@ -145,7 +143,6 @@ class StepRecorder:
             epoch=epoch,
             generation=self._parts.link.generation,
             chain=self._chain,
-            line=None if line is None else line.to_json(),
             data=self._data[1],
         )
 

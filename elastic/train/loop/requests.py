@@ -34,9 +34,7 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
     snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
     save = checkpointing.is_due(number)
     rehearse = False
-    if (snapshot or save) and parts.snapshotting is not None and parts.snapshotting.is_waiting():
-        snapshot = save = False  # due until there is memory
-    elif output.rehearsals is not None and not (drain or parts.again.earlier.found or parts.again.closing):
+    if output.rehearsals is not None and not (drain or parts.again.earlier.found or parts.again.closing):
         rehearse = output.rehearsals.is_due(number + 1)
     is_due = parts.groups.world_size > 1 and output.comparing.is_over(number)
     return Requests(

@@ -1,4 +1,4 @@
-"""What a recipe builds is compared with what it built when the state was saved, and between ranks.
+"""What a recipe builds is compared with what it built when the state was saved.
 
 Three things decide what a state means, and are no part of it. An optimizer's state belongs to
 parameters by their places in its groups: in another order it would be taken for that of other
@@ -86,19 +86,6 @@ def check_order(saved: Groups, built: Groups, when: str) -> None:
 
 def _places(groups: list[list[str]]) -> list[str]:
     return [f"{each} in group {number}" for number, group in enumerate(groups) for each in group]
-
-
-def check_alike(of_ranks: list[Structure]) -> None:
-    """Raises UsageError unless all ranks have built the same."""
-    first = of_ranks[0]
-    for rank, each in enumerate(of_ranks):
-        check_order(first.groups, each.groups, f"on rank 0 (this is rank {rank})")
-        frozen = sorted(f"{name} (frozen)" for name in {*first.frozen} ^ {*each.frozen})
-        modes = sorted(f"{name} (training mode)" for name in {*first.evaluating} ^ {*each.evaluating})
-        if found := [*frozen, *modes, *changes(first.settings, each.settings)]:
-            raise UsageError(
-                f"expected rank {rank} to build what rank 0 builds, found a difference: {found[0]}"
-            )
 
 
 def changes(saved: dict[str, str], built: dict[str, str]) -> list[str]:

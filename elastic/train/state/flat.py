@@ -89,9 +89,12 @@ def checksum_of(flat: FlatState) -> Evidence:
     return Evidence(entries)
 
 
-def state_evidence(flat: FlatState) -> Evidence:
-    """The digest's contents, and modes, frozen parameters and parameter groups."""
-    entries = dict(checksum_of(flat).entries)
+def state_evidence(flat: FlatState, checksum: Evidence | None = None) -> Evidence:
+    """The digest's contents, and modes, frozen parameters and parameter groups.
+
+    checksum: of the state, for a caller that has it.
+    """
+    entries = dict((checksum or checksum_of(flat)).entries)
     for what, of_kind in flat.about.get("now", {}).items():
         named = of_kind if isinstance(of_kind, dict) else dict.fromkeys(of_kind, True)
         entries |= {f"{name} ({what})": json.dumps(value) for name, value in named.items()}

@@ -15,7 +15,6 @@ A storage that does not answer is not damage. Rank 0 asks it again for a minute 
 which ends the restore on every rank: no rank goes on to an older checkpoint.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,24 +24,17 @@ import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.config.environment import AgentLink
 from elastic.config.parent import new_run_from
 from elastic.data import record
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
 from elastic.errors import CheckpointDamaged, ElasticError, StateDoesNotFit, StoreFailed, UsageError
 from elastic.events import CheckpointRejected, SnapshotRejected
-from elastic.faults.inject import WorkerFaults
-from elastic.observe import step_line
-from elastic.observe.log import EventLog, parse_lines
-from elastic.observe.step_line import StepLine
-from elastic.proof.agreement import Comparison
 from elastic.proof.evidence import NOTHING, Earlier, Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
-from elastic.storage.store import Answer, Store, retrying
-from elastic.system.clock import Clock
-from elastic.train.groups import ProcessGroups
+from elastic.storage.store import Answer, retrying
+from elastic.train.loop.build import LoopParts
 from elastic.train.state.candidates import (
     AvailableStates,
     Candidate,
@@ -54,7 +46,7 @@ from elastic.train.state.candidates import (
     order_candidates,
 )
 from elastic.train.state.flat import FlatState
-from elastic.train.state.inherit import Inheritance
+from elastic.train.state.inherit import inherit
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
 
@@ -67,16 +59,14 @@ class ResumePoint:
     """Where training resumes; step 0 is the start.
 
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
-    node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
-    metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
-    difference between ranks that has steps done again. digest: of the checkpoint, if it
-    was one. checksum: of the whole state, as the objects have it.
+    node's), checkpoint, parent (the state of another run), or none. data: what it was trained on,
+    None at the start. divergence: the difference between ranks that has steps done again. digest:
+    of the checkpoint, if it was one. checksum: of the whole evidence, as the objects have it.
     """
 
     step: int
     chain: str
     source: str
-    line: StepLine | None = None
     data: DataRecord | None = None
     divergence: Divergence | None = None
     digest: str = ""
@@ -100,11 +90,6 @@ class LocalSnapshots:
         whole = [] if self._slots is None else self._slots.whole()
         ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))
         return {each.info.step: each for each in ordered if each.is_agreed}
-
-    def line(self, step: int) -> str:
-        """The step's line of the metrics, as JSON, if its snapshot kept it."""
-        snapshot = self.by_step.get(step)
-        return "" if snapshot is None or snapshot.info.line is None else json.dumps(snapshot.info.line)
 
     def image(self, step: int) -> Tensor:
         """uint8 [n], a view of the slot: valid until the next snapshot is written.
@@ -140,38 +125,26 @@ class _Report:
     """What one rank tells the others of a candidate that it has loaded.
 
     problem: what is damaged; with is_misfit, why a whole state does not fit this rank's objects.
-    line: of the metrics, as JSON.
     """
 
     problem: str = ""
     is_misfit: bool = False
-    line: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restorer:
-    """Finds and loads the state that training resumes from.
+    """Finds and loads the state that training resumes from; once in the life of this object.
 
-    run_id, run_url: of the run whose checkpoints may be used, and where it is. link: what this
-    node's agent knows of a difference, and of the newest checkpoint; training never
-    goes on from an older state where that one is missing. log: on rank 0 alone. inheritance: of a
-    run that begins from another one.
+    Where `link` knows of a newer checkpoint than all that can be found, training never goes on from
+    an older state.
     """
 
-    groups: ProcessGroups
-    store: Store
-    local: LocalSnapshots
-    comparison: Comparison
-    run_id: str
-    run_url: str
-    link: AgentLink
-    log: EventLog | None
-    clock: Clock
-    faults: WorkerFaults | None
-    inheritance: Inheritance | None = None
+    def __init__(self, parts: LoopParts) -> None:
+        memory = parts.link.memory
+        self._parts, self._groups, self._link = parts, parts.groups, parts.link
+        self._local = LocalSnapshots(SnapshotSlots.open(memory) if memory else None)
 
-    def restore(self, state: State, again: Earlier = NOTHING) -> ResumePoint:
-        """Load the newest state that loads; once in the life of this object.
+    def restore(self, again: Earlier = NOTHING) -> ResumePoint:
+        """Load the newest state that loads.
 
         again: the step that is to be done again, for which the state before it is loaded where both
         are in memory.
@@ -182,73 +155,74 @@ class Restorer:
         Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
         StoreFailed on rank 0.
         """
-        with closing(self.local):
-            return self._restored(state, again)
+        with closing(self._local):
+            return self._restored(again)
 
-    def _restored(self, state: State, again: Earlier) -> ResumePoint:
+    def _restored(self, again: Earlier) -> ResumePoint:
         tried: list[Candidate] = []
         rejected: list[RejectedState] = []
         while True:
-            available = self.groups.all_gather(self._available())
+            available = self._groups.all_gather(self._available())
             known = newest_divergence(available)
             candidates, refused = order_candidates(available, again.step)
             self._reject(rejected, refused)
-            check_none_is_missing(self.link.committed_step, candidates, rejected, self.run_url)
+            check_none_is_missing(self._link.committed_step, candidates, rejected, self._parts.run_dir.url)
             untried = [each for each in candidates if each not in tried]
             if not untried or len(tried) == MOST_TRIES:
-                check_nothing_found(rejected, self.run_url)
-                return self._start(state, known)
+                check_nothing_found(rejected, self._parts.run_dir.url)
+                return self._start(known)
             tried.append(untried[0])
-            found = self._try(untried[0], state, known)
+            found = self._try(untried[0], known)
             if isinstance(found, ResumePoint):
                 break
             self._reject(rejected, [untried[0].rejected(found)])
         # The snapshot of a step that is done again goes, unless a node that left still needs it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
-        self.local.discard_newer(again.step if keeps_it else found.step)
+        self._local.discard_newer(again.step if keeps_it else found.step)
         return found
 
-    def _start(self, state: State, known: Divergence | None) -> ResumePoint:
-        chain, source = "", "none"
-        if self.inheritance is not None:
-            self.inheritance.load(state, self.groups, self.clock)
-            chain, source = self.inheritance.parent.digest, "parent"
-        built = state.load_as_built()
+    def _start(self, known: Divergence | None) -> ResumePoint:
+        chain, source, parent = "", "none", self._parts.identity.parent
+        if parent is not None:
+            inherit(self._parts, parent)
+            chain, source = parent.digest, "parent"
+        built = self._parts.state.load_as_built()
         self._fault_point()
-        self.comparison.check_same_state(built, step=0, known=known)
-        self.local.discard_newer(0)
+        self._parts.comparison.check_same_state(built, step=0, known=known)
+        self._local.discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _available(self) -> AvailableStates:
-        infos = [each.info for each in self.local.by_step.values()]
+        infos = [each.info for each in self._local.by_step.values()]
         found = AvailableStates(
-            divergence=self.link.divergence,
+            divergence=self._link.divergence,
             snapshots=tuple(
                 OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
                 for each in infos
             ),
-            damaged=tuple(self.local.damaged),
+            damaged=tuple(self._local.damaged),
         )
-        if self.groups.rank != 0:
+        if self._groups.rank != 0:
             return found
-        records, damages = self._asked(lambda: list_commits(self.store, self.clock, run_id=self.run_id))
+        run_id = self._parts.identity.run_id
+        records, damages = self._asked(
+            lambda: list_commits(self._parts.checkpoints, self._parts.clock, run_id=run_id)
+        )
         rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=(*found.damaged, *rejected))
 
-    def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:
+    def _try(self, candidate: Candidate, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or its problem on the first rank that fails.
 
         All ranks return alike, because they decide by what they gathered.
         """
-        groups, step = self.groups, candidate.step
+        groups, step, run_url = self._groups, candidate.step, self._parts.run_dir.url
         data = spread(groups, self._own_copy(candidate))
         if isinstance(data, str):
             return data
-        is_local = not candidate.is_stored and groups.rank in candidate.ranks
-        report = _Report(line=self.local.line(step) if is_local else "")
-        chain, trained_on, found = "", None, Evidence({})
+        report, chain, trained_on, found = _Report(), "", None, Evidence({})
         try:
-            chain, trained_on, found = _load(data, state)
+            chain, trained_on, found = _load(data, self._parts.state)
         except (StateDoesNotFit, UsageError) as error:
             report = _Report(problem=str(error), is_misfit=True)
         except (ElasticError, OSError, LookupError, TypeError) as error:
@@ -265,16 +239,14 @@ class Restorer:
             raise StateDoesNotFit(
                 f"the {kind} of step {step} does not fit what the recipe builds: {reason}. "
                 "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
-                f"{new_run_from(self.run_url, entries='NAME')}"
+                f"{new_run_from(run_url, entries='NAME')}"
             )
-        self.comparison.check_same_state(found, step=step, known=known)
-        lines = (each.line.encode() for each in loaded if each.line)
+        self._parts.comparison.check_same_state(found, step=step, known=known)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
         return ResumePoint(
             step=step,
             chain=chain,
             source="checkpoint" if candidate.is_stored else from_memory,
-            line=next(parse_lines(lines, step_line.parse), None),
             data=trained_on,
             divergence=known,
             digest="" if candidate.record is None else candidate.record.digest,
@@ -283,12 +255,14 @@ class Restorer:
 
     def _own_copy(self, candidate: Candidate) -> Copy:
         """Raises StoreFailed."""
-        if self.groups.rank not in candidate.ranks:
+        if self._groups.rank not in candidate.ranks:
             return Copy()
         try:
             if candidate.record is None:
-                return Copy(data=self.local.image(candidate.step))
-            return self._asked(partial(read_copy, self.store, candidate.record, self.clock))
+                return Copy(data=self._local.image(candidate.step))
+            return self._asked(
+                partial(read_copy, self._parts.checkpoints, candidate.record, self._parts.clock)
+            )
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
@@ -300,22 +274,24 @@ class Restorer:
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""
-        return retrying(call, clock=self.clock, deadline=self.clock.monotonic() + STORAGE_PATIENCE_S)
+        return retrying(
+            call, clock=self._parts.clock, deadline=self._parts.clock.monotonic() + STORAGE_PATIENCE_S
+        )
 
     def _fault_point(self) -> None:
         """Here a rank has loaded a state, or starts without one, and no other rank knows yet."""
-        if self.faults is not None:
-            self.faults.at_restore()
+        if self._parts.faults is not None:
+            self._parts.faults.at_restore()
 
     def _reject(self, rejected: list[RejectedState], refused: list[RejectedState]) -> None:
         """Add newly refused states, and report them."""
         new = [each for each in refused if each not in rejected]
         rejected += new
-        if self.log is None:
+        if self._parts.output is None:
             return
         for each in new:
             event = CheckpointRejected if each.is_stored else SnapshotRejected
-            self.log.record(event(step=each.step, reason=each.reason))
+            self._parts.output.log.record(event(step=each.step, reason=each.reason))
             print(f"{each} is not used ({each.reason}); trying another one")
 
 

@@ -8,22 +8,17 @@ from dataclasses import dataclass
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.data.fingerprint import contents_of
-from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
-from elastic.errors import StoreFailed
+from elastic.data.record import DataRecord, check_ranks, check_resume, record_of
 from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
 from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
-from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier
 from elastic.proof.replay import Replay, begin_replay
-from elastic.storage.store import create_or_read
 from elastic.train import refuse
 from elastic.train.loop.build import LoopParts, Rank0Output
-from elastic.train.state import built as as_built
-from elastic.train.state.restore import ResumePoint
+from elastic.train.state.restore import Restorer, ResumePoint
 
 RECIPE_DIGITS = 16  # of the sha256 of its text
-BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 MOST_LISTED = 5
 
 
@@ -31,15 +26,13 @@ MOST_LISTED = 5
 class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
-    reported: the highest step whose line was ever written, as far as the run's files tell.
-    late: the line of the restored step where no file had it. data: the record of the
-    samples, for epoch 0. replay: the steps that are done again.
+    reported: the highest step whose line was ever written, as far as the run's files tell. data:
+    the record of the samples, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
     first_new: int
     reported: int
-    late: StepLine | None
     data: DataRecord
     replay: Replay
 
@@ -51,8 +44,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     for a recipe, data or objects that do not go on from that state, and what a restore raises.
     """
     refuse.modules(parts.state, parts.groups.device)
-    built = parts.state.begin()  # refuses before anything is trained or written
-    as_built.check_alike(parts.groups.all_gather(built))
+    parts.state.begin()  # refuses before anything is trained or written
     began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
     if output is not None:
         output.log.record(
@@ -69,18 +61,14 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     records = parts.groups.all_gather(record_of(order, 0, contents, recipe))
     check_ranks(records)
     now, said = records[0], ""
-    point = parts.restorer.restore(parts.state, again)
+    point = Restorer(parts).restore(again)
     if point.data is not None:
-        said = check_resume(point.data, now, order, point.step, new_run_from(parts.restorer.run_url))
+        said = check_resume(point.data, now, order, point.step, new_run_from(parts.run_dir.url))
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
-    rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
+    rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point.step)
     reported = _reported(parts, rewound)  # before this generation's own event
-    there = point.data
     if output is not None:
-        if point.step == 0:
-            there = _beginning(parts, output, now)
-            said = "" if there is None else check_beginning(there, now)
         if said:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
@@ -101,9 +89,8 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
         point=point,
         first_new=max(point.step, rewound.ever) + 1,
         reported=reported,
-        late=late,
         data=now,
-        replay=begin_replay(parts, point, rewound, there, now),
+        replay=begin_replay(parts, point, rewound, point.data or now, now),
     )
 
 
@@ -111,17 +98,8 @@ def _reported(parts: LoopParts, rewound: Rewound) -> int:
     """The events tell it of a run directory at a URL, whose older lines are gone."""
     if parts.output is None or not parts.step_functions:
         return 0
-    restored = (each.event for each in read_rare(parts.output.events, Restored))
+    restored = (each.event for each in read_rare(parts.run_dir.events, Restored))
     return max([rewound.ever, *(each.step + each.lost_steps for each in restored)])
-
-
-def _beginning(parts: LoopParts, output: Rank0Output, now: DataRecord) -> DataRecord | None:
-    """What the run began with, where it begins at step 0 once more."""
-    try:
-        return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), parts.clock).decode())
-    except (StoreFailed, ValueError) as error:  # an outage, or damage, never stops training
-        print(f"note: {BEGINNING}, what this run began with, cannot be read: {error}")
-        return None
 
 
 def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint, recipe: str) -> None:
@@ -131,32 +109,23 @@ def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint,
         output.log.record(SettingsIgnored(step=step, settings=state.ignored))
         print(
             f"warning: the recipe now builds other settings than when the state was saved, and a resume keeps those that were saved: "
-            f"{', '.join(state.ignored[:MOST_LISTED])}. To train on with the new ones, begin a new run from this one: {new_run_from(parts.restorer.run_url)}"
+            f"{', '.join(state.ignored[:MOST_LISTED])}. To train on with the new ones, begin a new run from this one: {new_run_from(parts.run_dir.url)}"
         )
     if step > 0 and point.data is not None and point.data.recipe != recipe:
         output.log.record(RecipeEdited(step=step))
         print(
-            f"note: the state of step {step} was trained by another text of the recipe than this one: what follows is no longer the trajectory of the first ({new_run_from(parts.restorer.run_url)} begins another run)",
+            f"note: the state of step {step} was trained by another text of the recipe than this one: what follows is no longer the trajectory of the first ({new_run_from(parts.run_dir.url)} begins another run)",
             flush=True,
         )
 
 
-def _rewind(metrics: Metrics, resumed: ResumePoint) -> tuple[Rewound, StepLine | None]:
-    """Cut the metrics back to the resumed step; also returns that step's line if none was there."""
-    late = None
-    rewound = metrics.rewind(resumed.step)
-    missing, is_next = rewound.missing, rewound.highest == resumed.step - 1
-    is_there = rewound.last is not None and rewound.last.step == resumed.step
-    if resumed.line is not None and not is_there and (is_next or missing):
-        # Rank 0 died between this step's sums and its line. Another node's snapshot has the line;
-        # a checkpoint has none.
-        late = resumed.line
-        metrics.append(late)
-        missing = max(0, missing - 1)
-    if missing:
+def _rewind(metrics: Metrics, step: int) -> Rewound:
+    """Cut the metrics back to the resumed step."""
+    rewound = metrics.rewind(step)
+    if rewound.missing:
         print(
-            f"note: metrics.jsonl has no line for {missing} of the steps up to {resumed.step}: the node that trained them did not"
+            f"note: metrics.jsonl has no line for {rewound.missing} of the steps up to {step}: the node that trained them did not"
             " write them, or cannot be read, and the state from which the run goes on came from another one",
             flush=True,
         )
-    return rewound, late
+    return rewound

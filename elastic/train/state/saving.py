@@ -58,8 +58,8 @@ class Saving:
             # A run that goes on from memory has time for its first save. A young one saves at its
             # first step, because it has no checkpoint yet.
             self.checkpointing = Checkpointing(
-                output.uploader,
-                output.save_every,
+                parts.link.uploader,
+                parts.link.options.save_every,
                 parts.clock,
                 output.log,
                 resumed_from=resumed.step if resumed.source == "checkpoint" else None,
@@ -100,14 +100,6 @@ class Saving:
         flat = parts.state.flatten()
         taken = parts.snapshotting.take(flat, info, wait=wait, patient=patient, before_publishing=fault_point)
         return self._add_cost(taken)
-
-    def after_update(self) -> None:
-        """Finish an earlier step's copy, and see to memory; after most steps there is neither."""
-        snapshotting = self.parts.snapshotting
-        if snapshotting is not None and snapshotting.under_way is not None:
-            self.finish_copy()
-        if snapshotting is not None and snapshotting.awaits_memory:
-            snapshotting.ask_for_memory(self.parts.state.flatten)
 
     def finish_copy(self) -> None:
         """End the copy of an earlier step, if one from a GPU runs beside this step."""
@@ -154,7 +146,7 @@ class Saving:
             raise StoreFailed(f"stopped after step {step}, which could not be saved: {problem}")
         if parts.commits_drains and parts.output is not None:  # else an agent says it
             print(
-                f"interrupted; step {step} is saved in {parts.restorer.run_url}: the same command resumes",
+                f"interrupted; step {step} is saved in {parts.run_dir.url}: the same command resumes",
                 flush=True,
             )
         # The agent tells this exit from the recipe's own by it, also if another node's

@@ -25,7 +25,6 @@ SLACK = 1.05
 SLACK_BYTES = 1 << 20
 PATIENCE_S = 30.0
 FIRST_PATIENCE_S = 5.0
-PROMPT_BYTES = 64 << 20  # for so much, memory is there within a moment; gigabytes take seconds
 POLL_S = 0.002
 
 # Slots that hold so many bytes each; None until there are. Raises SlotsRefused.
@@ -93,37 +92,15 @@ def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
 class Snapshotting:
     """The snapshots of one node in one generation."""
 
-    def __init__(
-        self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock, *, asks_first: bool = False
-    ) -> None:
-        """asks_first: there is no memory yet, and it takes seconds to make beside training."""
+    def __init__(self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock) -> None:
         self.copy = copy
         self._slots_for = slots_for
         self._clock = clock
-        self.awaits_memory = asks_first
-        self._asked_bytes = 0
-        # The first snapshot of a process waits for memory that takes no more than a moment.
-        self._first_patience_s = 0.0 if asks_first else FIRST_PATIENCE_S
+        self._is_first = True
         # Publishes the copy that is under way; None where none is.
         self.under_way: Callable[[], PublishedSnapshot | None] | None = None
         self._newest: PublishedSnapshot | None = None
         self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
-
-    def ask_for_memory(self, state: Callable[[], FlatState]) -> None:
-        """After an update, which gives an optimizer its own tensors; once."""
-        if not self._asked_bytes:
-            self._asked_bytes = image.layout(state().tensors, {}).size_bytes
-            self.is_waiting()  # asks
-
-    def is_waiting(self) -> bool:
-        """Whether the agent makes memory ready; until then no copy is to be asked for."""
-        if not self.awaits_memory or not self._asked_bytes:
-            return self.awaits_memory
-        try:
-            self.awaits_memory = self._slots_for(self._asked_bytes) is None
-        except SlotsRefused:  # the next copy is not made, and that is said
-            self.awaits_memory = False
-        return self.awaits_memory
 
     def take(
         self,
@@ -138,15 +115,15 @@ class Snapshotting:
 
         info: what stands beside it; the checksum is filled in. wait: for a copy from a GPU;
         otherwise it stays under way, None is returned, and `finish` publishes it. patient: wait for
-        a free slot, half a minute at most. before_publishing: a place where a fault can be
-        injected. Returns None as well when there is no memory, or no free slot.
+        a free slot, half a minute at most; the first one waits as long for memory.
+        before_publishing: a place where a fault can be injected. Returns None as well when there is
+        no memory, or no free slot.
         """
         assert self.under_way is None, "the one before is finished first"
         began_s = self._clock.monotonic()
         layout = layout_of(state, info)
         layout_s = self._clock.monotonic() - began_s
-        found = self._free_slot(layout.size_bytes, PATIENCE_S if patient else self._first_patience_s)
-        self._first_patience_s = 0.0
+        found = self._free_slot(layout.size_bytes, patient=patient)
         if found is None:
             return None
         slots, slot = found
@@ -224,8 +201,8 @@ class Snapshotting:
             print(f"the snapshot of step {step} is thrown away: its copy from the GPU is not the state")
             slots.invalidate(snapshot.slot)
 
-    def _free_slot(self, size_bytes: int, patience_s: float) -> tuple[SnapshotSlots, int] | None:
-        deadline = self._clock.monotonic() + patience_s
+    def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
+        began_s, is_first, self._is_first = self._clock.monotonic(), self._is_first, False
         while True:
             try:
                 slots = self._slots_for(size_bytes)
@@ -234,6 +211,9 @@ class Snapshotting:
             slot = None if slots is None else slots.begin()
             if slots is not None and slot is not None:
                 return slots, slot
-            if self._clock.monotonic() >= deadline:
+            # The agent makes memory in seconds, if it is gigabytes.
+            is_patient = patient or (is_first and slots is None)
+            limit_s = PATIENCE_S if is_patient else FIRST_PATIENCE_S if is_first else 0.0
+            if self._clock.monotonic() - began_s >= limit_s:
                 return None
             self._clock.sleep(POLL_S)

@@ -24,7 +24,7 @@ from elastic.train.misuse import public
 from elastic.train.state import built, structure
 from elastic.train.state.built import Structure
 from elastic.train.state.document import WITH_SETTINGS, encode_value, layer_versions
-from elastic.train.state.flat import FlatState, alignment, checksum_of
+from elastic.train.state.flat import FlatState, alignment, checksum_of, state_evidence
 from elastic.train.state.load import (
     SharedCopies,
     contents,
@@ -200,17 +200,13 @@ class State:
         modules = self._modules
         return {name: tuple(each.shape) for name, each in tensors.items() if name.split(".")[0] in modules}
 
-    def begin(self) -> Structure:
-        """To be called before anything is restored; returns what the recipe has built.
-
-        Raises StateNotSavable.
-        """
+    def begin(self) -> None:
+        """To be called before anything is restored. Raises StateNotSavable."""
         self._built = None
         self.check_savable()
         self._shapes = self._shapes_of(self.flatten().tensors)
         settings = built.settings_of(self.objects)
         self._built = replace(built.structure_of(self.objects), settings=settings)
-        return self._built
 
     def check_savable(self) -> None:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
@@ -219,7 +215,7 @@ class State:
     def load(self, flat: FlatState) -> Evidence:
         """Load every object, and make sure that each then has the state that was saved.
 
-        Returns its checksum, since a second reading would cost as much as the load.
+        Returns its evidence, since a second reading would cost as much as the load.
 
         Each one's load_state_dict copies onto the object's own device. Raises StateDoesNotFit when
         the state is that of other objects, UsageError when an optimizer's parameters stand in
@@ -231,8 +227,7 @@ class State:
         there = Structure.read(flat, "built") if "built" in flat.about else None
         if self._built is not None and there is not None:
             built.check_order(there.groups, self._built.groups, "when the state was saved")
-        checksum = checksum_of(flat)
-        expected = contents(flat, checksum, self.objects)
+        expected = contents(flat, checksum_of(flat), self.objects)
         for name, module in self._modules.items():
             load_module(name, module, flat)
         if self._built is not None and there is not None:
@@ -245,17 +240,18 @@ class State:
             if not isinstance(thing, nn.Module):
                 load_stateful(name, thing, flat, copies)
         loaded = self.flatten()
-        if found := difference(expected, contents(loaded, checksum_of(loaded), self.objects)):
+        checksum = checksum_of(loaded)
+        if found := difference(expected, contents(loaded, checksum, self.objects)):
             raise StateDoesNotFit(
                 f"load_state_dict does not bring it back; the first entry that differs is {found}"
             )
-        return checksum
+        return state_evidence(loaded, checksum)
 
     def load_as_built(self) -> Evidence:
         """Load what was built, as a process that resumes loads what was saved.
 
         Whatever a load changes (the parts of an object that it replaces, the order of a dict) is
-        then changed in both. Returns the checksum. Raises UsageError for an object that a load
+        then changed in both. Returns the evidence. Raises UsageError for an object that a load
         leaves in another state.
         """
         flat = self.flatten()

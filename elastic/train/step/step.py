@@ -31,8 +31,7 @@ from elastic.train.misuse import public
 from elastic.train.state.unsaved import Scaler
 from elastic.train.step.buffers import Contents
 from elastic.train.step.contract import Modes
-from elastic.train.step.end import StepEnd
-from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
+from elastic.train.step.parts import Requests, StepEnd, StepOutcome, StepParts, StepPlace
 from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
 
 
