@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm hangs proof messages mutants soak chaos storms bench recovery
+.PHONY: setup train test check cluster slurm proof messages mutants soak chaos storms bench recovery
 
 setup: $(READY)
 
@@ -45,10 +45,6 @@ cluster: $(READY)
 # root. NAMES="preempted time_limit": only these.
 slurm: $(READY)
 	$(BIN)/python tests/slurm/play.py $(NAMES)
-
-# SIGTERM in each cell of the table of what can hang and when, three cells at a time; about eight minutes.
-hangs: $(READY)
-	$(BIN)/python -m pytest -n 3 -m "hangs or not hangs" tests/process/test_what_hangs.py
 
 # Which comparison finds which kind of hidden state: makes docs/proof.md, in half an hour.
 proof: $(READY)

@@ -3,11 +3,14 @@
 They share one folder, or nothing but the gates in it. Faults come from outside, so a node cannot
 prepare for them. Nodes run as an unprivileged user without capabilities, and nothing is published
 on the host. What a node trains is not known here: a cluster starts commands and injects faults.
+
+Each agent is the first process of its container, as a kubelet starts it: nothing reaps its orphans,
+a signal for which it has no handler does not reach it, and the image cannot be written to. Of
+Kubernetes the kubelet's part is played: containers, signals, names.
 """
 
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -19,22 +22,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
 
 from apt import need
-from machines import UNPRIVILEGED, Machine, Machines, command
+from machines import UNPRIVILEGED, Machines, command
 from oracle import AHEAD_S
 from supervised import remove
 
-from elastic.agent.worker_process import ForkServerClient, Process
-from elastic.system.fork_protocol import StartRequest
-
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
-ENTER = Path(__file__).parent / "enter.py"
 CLOCK = Path(__file__).parent / "clock.c"
 FIRST = {"n": 10, "e": 100}  # in the subnet: nodes, etcd's members
-MOVE = 30  # of one pod to the next of its name
+MOVE = 30  # of one node to the next of its name
 COMMAND = (str(Path(sys.prefix).resolve() / "bin" / "python"), "-m", "elastic.cli")
 END_S = 240.0
 POLL_S = 0.02
@@ -42,28 +40,23 @@ POLL_S = 0.02
 
 @dataclass(slots=True, kw_only=True)
 class Launch:
-    """One start of the command on a machine. A node that is started again has another one.
-
-    pid: on this machine, not in the node's own process namespace.
-    """
+    """One start of the command. A node that is started again has another one."""
 
     node: str
-    process: Process | subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]
     printed: Path
-    pid: int
 
 
 class Cluster(ExitStack):
     """At the end of the block all machines are gone.
 
     name: what all that is made here begins with (supervised.py).
-    warm: the process of `enter.py`, which nodes are forked from.
-    shares_run: the nodes share the folder `run`; else each starts in a folder of its own.
+    settings: of a scenario. With `store` each node starts in a folder of its own.
     gateway: the address of this machine in the nodes' network.
     shared: folder that all nodes see as SHARED. node_files: what nodes print, and their own disks.
     """
 
-    def __init__(self, name: str, warm: ForkServerClient, *, shares_run: bool) -> None:
+    def __init__(self, name: str, settings: Mapping[str, int]) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.callback(remove, self.folder)
@@ -71,9 +64,12 @@ class Cluster(ExitStack):
         self.callback(self.machines.close)
         self.shared, self.node_files = self.folder / "shared", self.folder / "nodes"
         self.launches: list[Launch] = []
-        self._warm = warm
-        self._start_folder = SHARED if shares_run else SCRATCH
-        for folder in (self.shared, self.node_files, *([self.shared / "run"] if shares_run else [])):
+        # Without swap: else a node becomes slow instead of being killed.
+        size = f"{settings.get('memory')}m"
+        self._memory = ("--memory", size, "--memory-swap", size) if "memory" in settings else ()
+        self._moves: Counter[str] = Counter()
+        self._start_folder = SCRATCH if "store" in settings else SHARED
+        for folder in (self.shared, self.node_files, *([] if "store" in settings else [self.shared / "run"])):
             give(folder)
         self._subnet = self.machines.open()
         self.gateway = self._subnet[1]
@@ -85,48 +81,43 @@ class Cluster(ExitStack):
         """In the order in which they were started."""
         return list(dict.fromkeys(launch.node for launch in self.launches))
 
-    def make(self, *names: str, **how: Any) -> None:
-        """Machines, which are idle unless `words` says what their first processes do."""
-        self.machines.make(*(self._machine(name, **how) for name in names))
-
     def start(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
-        """Run `elastic-train WORDS` on the machine, whose name is also its host name."""
-        name = f"{node}-{len(self.launches)}"
-        printed, told = self.node_files / f"{name}.log", self.node_files / f"{name}.pid"
-        how = {
-            "ENTER_CONTAINER": str(self.machines.pid(node)),
-            "ENTER_TELL": str(told),
-            "ENTER_USER": str(UNPRIVILEGED),
-            "ENTER_FOLDER": self._start_folder,
-        }
-        with printed.open("xb") as out:
-            request = StartRequest(command=(str(ENTER), *words), env={**env, **how})
-            process = self._warm.start(request, (out.fileno(), out.fileno()))
-        while not told.exists():
-            if process.poll() is not None:
-                raise RuntimeError(f"expected a process in {node}, found: {printed.read_text()}")
-            time.sleep(POLL_S)
-        self.launches.append(Launch(node=node, process=process, printed=printed, pid=int(told.read_text())))
+        """Run `elastic-train WORDS` on a machine whose name is also its host name."""
+        printed = self.node_files / f"{node}-{len(self.launches)}.log"
+        process = self.make(node, (*COMMAND, *words), printed, env, *self._memory)
+        self.launches.append(Launch(node=node, process=process, printed=printed))
+
+    def make(
+        self, name: str, words: Sequence[str], printed: Path, env: Mapping[str, str], *options: str
+    ) -> subprocess.Popen[bytes]:
+        """Any machine. options: for docker."""
+        give(self.scratch(name))
+        ours = ["--workdir", self._start_folder]
+        for here, there in ((self.shared, SHARED), (self.scratch(name), SCRATCH)):
+            ours += ["--volume", f"{here}:{there}"]
+        for variable, value in env.items():
+            ours += ["--env", f"{variable}={value}"]
+        return self.machines.make(name, str(self.address(name)), words, printed, [*ours, *options])
 
     def again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, elsewhere: bool) -> None:
-        """The same machine, with its address and its disk. elsewhere: of pods."""
-        self.machines.revive(node)
+        """Once the machine has ended. elsewhere: with another address and an empty disk, as a pod
+        that comes back with its name.
+        """
+        self.wait(self.newest_launch(node))  # whose address it is until then
+        if elsewhere:
+            self._moves[node] += 1
+            shutil.rmtree(self.scratch(node))
         self.start(node, words, env)
 
     def address(self, name: str) -> IPv4Address:
         """Of a node (n1, n2, ...), or a member of etcd (e1, ...)."""
-        return self._subnet[FIRST[name[0]] + int(name[1:]) - 1]
+        return self._subnet[FIRST[name[0]] + int(name[1:]) - 1] + MOVE * self._moves[name]
 
     def scratch(self, name: str) -> Path:
         """A machine's own disk, which it sees as SCRATCH."""
         return self.node_files / f"scratch-{name}"
 
     # Faults.
-
-    def terminate(self, *nodes: str) -> None:
-        """SIGTERM to each node's agent."""
-        for node in nodes:
-            os.kill(self.newest_launch(node).pid, signal.SIGTERM)
 
     def cut(self, node: str, *chains: str) -> None:
         """Drop packets silently from now on: incoming ones with INPUT, outgoing ones with OUTPUT.
@@ -136,10 +127,10 @@ class Cluster(ExitStack):
         for chain in chains:
             flag = {"INPUT": "-i", "OUTPUT": "-o"}[chain]
             rule = ("-A", chain, "!", flag, "lo", "-j", "DROP")
-            self.machines.inside(node, ["net"], "iptables", "--wait", *rule)
+            self.machines.inside(node, "net", "iptables", "--wait", *rule)
 
     def heal(self, node: str) -> None:
-        self.machines.inside(node, ["net"], "iptables", "--wait", "-F")
+        self.machines.inside(node, "net", "iptables", "--wait", "-F")
 
     # Observations.
 
@@ -167,53 +158,6 @@ class Cluster(ExitStack):
                 )
             time.sleep(POLL_S)
         return [code for launch in launches if (code := launch.process.poll()) is not None]
-
-    def _machine(self, name: str, **how: Any) -> Machine:
-        give(self.scratch(name))
-        folders = {self.shared: SHARED, self.scratch(name): SCRATCH}
-        return Machine(name=name, address=str(self.address(name)), folders=folders, **how)
-
-
-class Pods(Cluster):
-    """Each agent is the first process of its container, as a kubelet starts it.
-
-    Nothing reaps its orphans, a signal for which it has no handler does not reach it, and the image
-    cannot be written to. A pod that comes back has its name and an empty disk, and may have another
-    address. The kubelet's part is played: containers, signals, names. The API server, the scheduler
-    and controllers are not.
-    """
-
-    def make(self, *names: str, **how: Any) -> None:
-        """A pod's container begins with its agent."""
-        self._moves: Counter[str] = Counter()
-
-    def address(self, name: str) -> IPv4Address:
-        return super().address(name) + MOVE * self._moves[name]
-
-    def start(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
-        printed = self.shared / f"printed-{node}-{len(self.launches)}"
-        # The image's home cannot be written to.
-        variables = [f"{name}={value}" for name, value in (*env.items(), ("HOME", "/"))]
-        # Each of these programs becomes the next one, so that the agent is process 1.
-        script = f'cd {SHARED} && exec "$@" >{SHARED}/{printed.name} 2>&1'
-        whole = ("env", *variables, "sh", "-c", script, "sh", *COMMAND, *words)
-        self.machines.make(self._machine(node, words=whole, is_pod=True))
-        # The exit code of the container is that of a process which waits for it.
-        waits = f"exit $(docker wait {self.machines.container(node)} || echo 255)"
-        process = subprocess.Popen(["sh", "-c", waits])
-        pid = self.machines.pid(node)
-        self.launches.append(Launch(node=node, process=process, printed=printed, pid=pid))
-
-    def again(self, node: str, words: Sequence[str], env: Mapping[str, str], *, elsewhere: bool) -> None:
-        """Once the container has ended it is started with an empty disk."""
-        self.wait(self.newest_launch(node))  # whose address it is until then
-        self._moves[node] += elsewhere
-        shutil.rmtree(self.scratch(node))
-        self.start(node, words, env)
-
-    def execute(self, node: str, *words: str) -> None:
-        """`elastic-train WORDS` beside the agent, as an exec probe. Raises RuntimeError."""
-        self.machines.execute(node, *COMMAND, *words)
 
 
 class WallClocks:

@@ -20,8 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -39,39 +37,13 @@ UNPRIVILEGED = 1000
 # In the private range, and rarely used by home and company networks.
 SUBNETS = IPv4Network("10.208.0.0/12")
 NETWORK_TRIES = 20
-# The first process adopts orphans, and `wait` reaps them.
-IDLE = ("sh", "-c", "while :; do sleep 1000 & wait $!; done")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """words: the command of its first process.
-
-    folders: of this machine, mounted at the given paths.
-    programs: files of this machine, mounted at their own paths.
-    is_pod: nothing but its folders can be written.
-    """
-
-    name: str
-    address: str
-    words: tuple[str, ...] = IDLE
-    folders: Mapping[Path, str]
-    programs: tuple[Path, ...] = ()
-    memory_mib: int | None = None
-    is_pod: bool = False
-
-    @property
-    def first(self) -> list[str]:
-        """The words, once the machine has its address."""
-        waits = f'until grep -qF {self.address} /proc/net/fib_trie; do sleep 0.02; done; exec "$@"'
-        return ["sh", "-c", waits, "sh", *self.words]
 
 
 class Machines:
     def __init__(self, name: str, folder: Path) -> None:
         """name: what all that is made here begins with (supervised.py)."""
         self.name, self._bridge, self._hosts = name, f"el{name}", folder / "hosts"
-        self._made: dict[str, Machine] = {}
+        self._made: dict[str, tuple[str, Sequence[str], Path, Sequence[str]]] = {}
         self._cables = itertools.count()
 
     def open(self) -> IPv4Network:
@@ -89,44 +61,53 @@ class Machines:
                 return subnet
         raise RuntimeError(f"expected a free subnet of {SUBNETS}, found {NETWORK_TRIES} in use")
 
-    def make(self, *machines: Machine) -> None:
-        """Start the first process of each; one of the same name has ended."""
-        self._made |= {machine.name: machine for machine in machines}
-        names = "".join(f"{each.address} {each.name}\n" for each in self._made.values())
+    def make(
+        self, name: str, address: str, words: Sequence[str], printed: Path, options: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        """Start the machine's first process, which ends with its exit code; one of that name has
+        ended. Nothing but its volumes can be written.
+
+        printed: file of this machine, to which what it prints is added. options: for docker.
+        """
+        self._made[name] = address, words, printed, options
+        names = "".join(f"{made[0]} {each}\n" for each, made in self._made.items())
         self._hosts.write_text(f"127.0.0.1 localhost\n{names}")
-        with ThreadPoolExecutor() as several:
-            list(several.map(self._begin, machines))
-        for machine in machines:
-            self.plug(machine.name)
-
-    def revive(self, *names: str) -> None:
-        """The same machines, with their addresses and disks."""
-        self.make(*(self._made[name] for name in names))
-
-    def _begin(self, machine: Machine) -> None:
-        docker("rm", "--force", "--volumes", self.container(machine.name), check=False)
-        options = [
-            *("--name", self.container(machine.name), "--hostname", machine.name, "--network", "none"),
-            *("--user", str(UNPRIVILEGED), "--cap-drop", "ALL"),
-            *("--security-opt", "no-new-privileges", "--volume", f"{self._hosts}:/etc/hosts:ro"),
-            *(["--read-only"] if machine.is_pod else []),
+        docker("rm", "--force", "--volumes", self.container(name), check=False)
+        ours = [
+            *("--name", self.container(name), "--hostname", name, "--network", "none", "--read-only"),
+            *("--user", str(UNPRIVILEGED), "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *("--volume", f"{self._hosts}:/etc/hosts:ro"),
+            *(word for path in mounts() for word in ("--volume", f"{path}:{path}:ro")),
         ]
-        for here, there in machine.folders.items():
-            options += ["--volume", f"{here}:{there}"]
-        for path in (*mounts(), *machine.programs):
-            options += ["--volume", f"{path}:{path}:ro"]
-        if machine.memory_mib is not None:
-            # Without swap: else a node becomes slow instead of being killed.
-            size = f"{machine.memory_mib}m"
-            options += ["--memory", size, "--memory-swap", size]
-        docker("run", "--detach", *options, NODE, *machine.first)
+        # Once the machine has its address.
+        waits = f'until grep -qF {address} /proc/net/fib_trie; do sleep 0.02; done; exec "$@"'
+        whole = ["docker", "run", *ours, *options, NODE, "sh", "-c", waits, "sh", *words]
+        with printed.open("ab") as out:
+            process = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        while not self._pid(name):
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} has ended: {printed.read_text()}")
+            time.sleep(0.02)
+        self.plug(name)
+        return process
+
+    def revive(self, name: str) -> None:
+        """The same machine, with its address and disk."""
+        self.make(name, *self._made[name])
 
     def pid(self, name: str) -> int:
         """Of the first process, on this machine."""
-        pid = int(docker("inspect", "--format", "{{.State.Pid}}", self.container(name)))
-        if not pid:
+        if not (pid := self._pid(name)):
             raise RuntimeError(f"expected {name} to run, but it has ended")
         return pid
+
+    def _pid(self, name: str) -> int:
+        inspect = ("inspect", "--format", "{{.State.Pid}}", self.container(name))
+        return int(docker(*inspect, check=False) or 0)
+
+    def terminate(self, *names: str) -> None:
+        """SIGTERM to the first processes."""
+        docker("kill", "--signal", "TERM", *map(self.container, names))
 
     def kill(self, *names: str) -> None:
         """Cut their power; they have ended when this returns."""
@@ -141,13 +122,9 @@ class Machines:
     def close(self) -> None:
         sweep(self.name)
 
-    def inside(self, name: str, namespaces: Sequence[str], *words: str) -> None:
-        """Run a command as root in some namespaces of a machine.
-
-        namespaces: `net`; `pid`; or `mount` with `pid`, because `umount` reads mounts from /proc.
-        """
-        entered = [f"--{namespace}" for namespace in namespaces]
-        command("nsenter", "--target", str(self.pid(name)), *entered, *words)
+    def inside(self, name: str, namespace: str, *words: str) -> None:
+        """Run a command as root in a namespace of a machine: `net` or `pid`."""
+        command("nsenter", "--target", str(self.pid(name)), f"--{namespace}", *words)
 
     def pause(self, *names: str) -> None:
         self._signal(signal.SIGSTOP, names)
@@ -159,23 +136,23 @@ class Machines:
         """To all processes of these machines, also to one that is being forked."""
         for name in names:
             # Within its namespace -1 means all processes but the first one and the sender.
-            self.inside(name, ["pid"], "sh", "-c", f"kill -{int(number)} -1")
+            self.inside(name, "pid", "sh", "-c", f"kill -{int(number)} -1")
             os.kill(self.pid(name), number)
 
     def unplug(self, name: str) -> None:
         """Remove the network interface, and with it all connections."""
-        self.inside(name, ["net"], "ip", "link", "delete", "eth0")
+        self.inside(name, "net", "ip", "link", "delete", "eth0")
 
     def plug(self, name: str) -> None:
-        here, address = f"{self._bridge}.{next(self._cables)}", self._made[name].address
+        here, address = f"{self._bridge}.{next(self._cables)}", self._made[name][0]
         # The hardware's address stays, as others keep it in mind for a minute.
         hardware = ":".join(["02", "42", *(f"{byte:02x}" for byte in IPv4Address(address).packed)])
         peer = ("peer", "name", "eth0", "address", hardware, "netns", str(self.pid(name)))
         command("ip", "link", "add", here, "type", "veth", *peer)
         command("ip", "link", "set", here, "master", self._bridge, "up")
-        self.inside(name, ["net"], "ip", "link", "set", "lo", "up")
-        self.inside(name, ["net"], "ip", "address", "add", f"{address}/24", "dev", "eth0")
-        self.inside(name, ["net"], "ip", "link", "set", "eth0", "up")
+        self.inside(name, "net", "ip", "link", "set", "lo", "up")
+        self.inside(name, "net", "ip", "address", "add", f"{address}/24", "dev", "eth0")
+        self.inside(name, "net", "ip", "link", "set", "eth0", "up")
 
 
 def command(*words: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:

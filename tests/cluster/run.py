@@ -2,7 +2,6 @@
 
     python tests/cluster/run.py [NAME ...]    only these scenarios
     python tests/cluster/run.py --quick       one of each kind: what must pass before a merge
-    python tests/cluster/run.py --list
     python tests/cluster/run.py --random [--seed 1] [--minutes 10 | --cases N] [--place PLACE]
 
 `make chaos` is the last one: random scenarios, one after the other, on all places where nodes can
@@ -31,7 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import compose
 from apt import NotAvailable
-from cluster import ENTER, Cluster, Pods
+from cluster import Cluster
 from machines import ROOT, engine, make_image
 from oracle import Evidence, Verdict, history, judge, undisturbed
 from random_scenario import Place, draw_scenario
@@ -39,8 +38,6 @@ from scenario import Scenario, parse
 from scenario_runner import TINY, ScenarioFailed, ScenarioRunner
 from supervised import TEMPORARY, supervised
 
-from elastic.agent.worker_process import ForkServerClient
-from elastic.config import environment
 from elastic.errors import ElasticError
 
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
@@ -69,7 +66,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    for flag in ("--quick", "--list", "--random"):
+    for flag in ("--quick", "--random"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0, help="begin no case after that [10]")
@@ -82,16 +79,9 @@ def main() -> int:
         **{case.name: case for case in compose.PROFILES},
     }
     if unknown := set(wanted.names) - {*cases}:
-        parser.error(f"expected names of cases (--list), found {', '.join(sorted(unknown))}")
+        parser.error(f"expected names of {', '.join(cases)}, found {', '.join(sorted(unknown))}")
     names = wanted.names or (QUICK if wanted.quick else [*cases])
     chosen = drawn(wanted) if wanted.random else (cases[name] for name in names)
-    if wanted.list:
-        for name, case in cases.items():
-            print(f"{name:24}{case.title}")
-        return 0
-    environment.pin_threads()  # as the command does
-    environment.set_up_malloc()
-    environment.fix_hashing()
     return supervised(lambda run: play(run, chosen))
 
 
@@ -121,9 +111,9 @@ def play(run: str, cases: Iterable[Case]) -> int:
     except NotAvailable as reason:
         print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
-    warm, count = ForkServerClient.spawn(ENTER), 0
+    count = 0
     for count, case in enumerate(cases, start=1):
-        if not survives(case, f"{run}{count:02x}", warm):
+        if not survives(case, f"{run}{count:02x}"):
             failed.append(case.name)
     minutes = (time.monotonic() - began_s) / 60
     print(f"{count} cases in {minutes:.1f} minutes; failed: {', '.join(failed) or 'none'}")
@@ -135,7 +125,7 @@ def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
     return undisturbed(recipe, Path(tempfile.mkdtemp(prefix="undisturbed-")), *arguments)
 
 
-def survives(case: Case, name: str, warm: ForkServerClient) -> bool:
+def survives(case: Case, name: str) -> bool:
     """Play and judge a case, and print how it went."""
     if isinstance(case, Scenario):
         expected = _undisturbed(TINY)
@@ -145,9 +135,7 @@ def survives(case: Case, name: str, warm: ForkServerClient) -> bool:
     with ExitStack() as stack:
         try:
             if isinstance(case, Scenario):
-                kind = Pods if "pods" in case.settings else Cluster
-                shares_run = "store" not in case.settings
-                cluster = kind(name, warm, shares_run=shares_run)
+                cluster = Cluster(name, case.settings)
                 found = ScenarioRunner(case, stack.enter_context(cluster)).run()
             else:
                 found = compose.play(case, name)

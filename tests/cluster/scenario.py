@@ -10,13 +10,12 @@ This module has the language; `scenario_runner.py` carries the commands out. Set
     disk 64                         the run's folder is a disk of its own, of as many MiB
     etcd 3                          members e1, e2, e3 of an etcd cluster, started before the nodes
     store                           the run lies in an object store, and nodes share nothing else
-    pods                            nodes are the first processes of their containers, as in pods
 
 Commands:
 
     start 3 --max-nodes 2           three nodes, which wait for each other; options of these nodes
-    again n1                        start a killed machine, and run the same command on it
-    again n1 elsewhere              the same pod with another address, when the old one has ended
+    again n1                        when a machine has ended, run the same command on it again
+    again n1 elsewhere              the same name with another address and an empty disk, as a pod
     shut 10 meet-2 load-2           close gates
     stands 10                       wait until all ranks of the newest generation wait at the gate
     open 10                         open the gate
@@ -27,7 +26,7 @@ Commands:
                                     moment after its commit
     says n2 waiting                 wait until a node has printed this text
     ends n3 2                       wait until this node has ended, with this code
-    probe n1                        `elastic-train status`, executed in the pod, ends with 0
+    probe n1                        `elastic-train status`, executed on the node, ends with 0
     hold 5                          how many seconds a fault lasts, for example a pause
     release                         end pauses and cuts, repair the volume, revive killed members
     end 0 137                       wait until all nodes have ended, with these codes in any order
@@ -46,8 +45,7 @@ network interface vanishes), jump (the wall clock goes an hour ahead), jump-back
 Faults of workers, named as `worker of rank 0` (-1 for the last rank): kill, starve (once its gate
 is open, the worker takes all memory that it can get).
 
-Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
-newest checkpoint` (one bit).
+Faults of the shared folder: `fill volume`, `flip newest checkpoint` (one bit).
 
 `cut power`: every node and the disk of the run's folder end at the same moment. The disk keeps only
 what was written to it by then; what still lay in the memory of its file system is lost.
@@ -70,13 +68,13 @@ COMMANDS = (
     ("", rf"until {EVENT}|says n\d+ .+|ends n\d+ \d+|hold \d+(\.\d+)?|release|end( \d+)+"),
     ("", rf"({FAULTS}) (every node|(node|member)s?( [en]\d+)+|nodes? of ranks?( \d+)+)"),
     ("", r"(kill|starve) workers? of ranks?( -?\d+)+"),
-    ("", r"(fill|lock) volume|flip newest checkpoint"),
+    ("", r"fill volume|flip newest checkpoint"),
     ("disk", r"cut power"),
-    ("pods", r"probe n\d+"),
+    ("", r"probe n\d+"),
     ("store", rf"uploaded {EVENT}|known \d+"),
     ("store", r"storage (answers 500|answers 503|hangs|loses answers|heals)"),
 )
-SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store", "pods")
+SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +87,6 @@ class Scenario:
     settings: dict[str, int]
     commands: tuple[tuple[str, ...], ...]
     expected: tuple[str, ...]
-
-    @property
-    def nodes(self) -> list[str]:
-        """All that the scenario starts."""
-        count = sum(int(words[1]) for words in self.commands if words[0] == "start")
-        return [f"n{place}" for place in range(1, count + 1)]
 
 
 def parse(name: str, text: str) -> Scenario:

@@ -12,15 +12,13 @@ from typing import Any
 
 import gates
 import run_records
-from cluster import SCRATCH, SHARED, Cluster, Launch, Pods, WallClocks, give
+from cluster import COMMAND, SCRATCH, SHARED, Cluster, Launch, WallClocks, give
 from etcd_servers import etcd_program
 from machines import ROOT
 from oracle import SAVES, Evidence, Injection, Record, evidence, host, jump_of, on_this_clock, read_lines
 from run_storage import ObjectStore, SharedFolder
 from scenario import Scenario
 from volume import Volume
-
-from elastic.config.environment import MALLOC
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory, and the first generation waits for all of the first nodes.
@@ -32,11 +30,8 @@ _ENV = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": SCRATCH,
+    "HOME": "/",  # which cannot be written to
     "TMPDIR": SCRATCH,
-    # An agent without these settings would set them and execute itself once more.
-    "GLIBC_TUNABLES": MALLOC,
-    "PYTHONHASHSEED": "0",
 }
 CUTS = {"cut": ("INPUT", "OUTPUT"), "deafen": ("INPUT",), "mute": ("OUTPUT",)}
 
@@ -66,7 +61,6 @@ class ScenarioRunner(gates.Gates):
 
     def run(self) -> Evidence:
         """Raises ScenarioFailed or TimeoutError if it cannot be carried out to its end."""
-        self._cluster.make(*self._scenario.nodes, memory_mib=self._scenario.settings.get("memory"))
         self._start_etcd()
         for verb, *words in self._scenario.commands:
             getattr(self, f"do_{verb}", partial(self._fault, verb))(*words)
@@ -98,20 +92,18 @@ class ScenarioRunner(gates.Gates):
         return _ENV | self._storage.env | ({} if self._clocks is None else self._clocks.env(node))
 
     def _start_etcd(self) -> None:
-        program = etcd_program()
+        etcd = etcd_program()
+        program = ("--volume", f"{etcd}:{etcd}:ro")
         at = {name: f"http://{self._cluster.address(name)}" for name in self._members}
         cluster = ",".join(f"{name}={url}:2380" for name, url in at.items())
         for name, url in at.items():
             words = (
-                *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd"),
-                # Kept when the case fails. Only this logger writes to a file; etcd 3.4 has
-                # another one by default.
-                *("--logger", "zap", "--log-outputs", f"{SCRATCH}/etcd.log"),
+                *(str(etcd), "--name", name, "--data-dir", f"{SCRATCH}/etcd"),
                 *("--listen-client-urls", f"{url}:2379", "--advertise-client-urls", f"{url}:2379"),
                 *("--listen-peer-urls", f"{url}:2380", "--initial-advertise-peer-urls", f"{url}:2380"),
                 *("--initial-cluster", cluster),
             )
-            self._cluster.make(name, words=words, programs=(program,))
+            self._cluster.make(name, words, self._cluster.node_files / f"{name}.log", {}, *program)
 
     # Gates and waits.
 
@@ -149,8 +141,7 @@ class ScenarioRunner(gates.Gates):
         time.sleep(float(seconds))
 
     def do_probe(self, node: str) -> None:
-        assert isinstance(self._cluster, Pods)
-        self._cluster.execute(node, "status", self._storage.url)
+        self._cluster.machines.execute(node, *COMMAND, "status", self._storage.url)
 
     def do_ends(self, node: str, code: str) -> None:
         self._end([self._cluster.newest_launch(node)], code)
@@ -192,7 +183,7 @@ class ScenarioRunner(gates.Gates):
                 machines.kill(*hit)
                 self._releases += [partial(machines.revive, name) for name in hit if name in self._members]
             case "terminate":
-                cluster.terminate(*hit)
+                machines.terminate(*hit)
             case "pause":
                 machines.pause(*hit)
                 self._releases.append(partial(machines.unpause, *hit))
@@ -218,7 +209,7 @@ class ScenarioRunner(gates.Gates):
         """Kill this rank's worker; False if it has ended, and the next generation is to come."""
         (worker,) = self._workers([rank])
         try:
-            self._cluster.machines.inside(host(worker), ["pid"], "sh", "-c", f"kill -KILL {worker['pid']}")
+            self._cluster.machines.inside(host(worker), "pid", "sh", "-c", f"kill -KILL {worker['pid']}")
         except RuntimeError:
             return False
         return True

@@ -1,5 +1,6 @@
-"""Faults of the run's folder: it is full, nothing can be opened, files are damaged, its disk loses
-power. All can be undone, except damage to checkpoints: `damaged_steps`.
+"""Faults of the run's folder: it is full, files are damaged, its disk loses power.
+
+All can be undone, except damage to checkpoints: `damaged_steps`.
 
 A disk whose power can be cut is a file system of its own on a file of this machine. A write of a
 program changes the memory of the file system first; it reaches the file when it is synced, or some
@@ -13,10 +14,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cluster import SHARED, Cluster, give
+from cluster import Cluster, give
 from machines import command
 
-RUN, ASIDE = f"{SHARED}/run", "/mnt/aside"
 # Commit the journal only when it is asked for, and do not write a file's data early because the
 # file was renamed.
 OPTIONS = "loop,commit=300,noauto_da_alloc"
@@ -27,11 +27,9 @@ class Volume:
     """The folder of the run, as all nodes see it. Methods raise RuntimeError."""
 
     def __init__(self, cluster: Cluster, settings: Mapping[str, int]) -> None:
-        self._cluster = cluster
         self._run = cluster.shared / "run"
         self._filler = self._run / "filler"
         self._image = cluster.folder / "disk"
-        self._locked: list[str] = []
         self.damaged_steps: set[int] = set()
         if size_mib := settings.get("volume"):
             command("mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(self._run))
@@ -50,8 +48,6 @@ class Volume:
                 with self._filler.open("wb", buffering=0) as file, suppress(OSError):
                     while True:
                         file.write(b"x" * FILLER_BYTES)
-            case "lock":
-                self._lock()
             case _:  # flip
                 with self._newest().open("r+b") as file:
                     place = os.fstat(file.fileno()).st_size // 2
@@ -60,9 +56,6 @@ class Volume:
 
     def mend(self) -> None:
         self._filler.unlink(missing_ok=True)
-        for node in self._locked:
-            self._cluster.machines.inside(node, ["mount", "pid"], "umount", "--lazy", RUN)
-        self._locked = []
 
     def cut_power(self) -> None:
         """No process may use the disk any more; its last writes may still be in memory."""
@@ -71,19 +64,6 @@ class Volume:
         command("cp", "--sparse=always", str(before), str(self._image))
         command("umount", "--lazy", str(self._run))
         command("mount", "-o", OPTIONS, str(self._image), str(self._run))
-
-    def _lock(self) -> None:
-        """Cover the folder with a read-only mount of itself.
-
-        A file that was open before can still be written, as on a server that accepts no new files.
-        """
-        # The mount is made read-only elsewhere and then put in place: in the folder itself, a node
-        # could open a file for writing between the two steps, and the mount would be busy.
-        aside = f"mkdir -p {ASIDE}; mount --bind {RUN} {ASIDE}; mount -o remount,bind,ro {ASIDE}"
-        words = ("sh", "-ec", f"{aside}; mount --bind {ASIDE} {RUN}; umount {ASIDE}")
-        self._locked = self._cluster.running()
-        for node in self._locked:
-            self._cluster.machines.inside(node, ["mount", "pid"], *words)
 
     def _newest(self) -> Path:
         record = max(self._run.glob("checkpoints/*/*/COMMIT.json"))

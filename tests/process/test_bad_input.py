@@ -31,8 +31,6 @@ def refused(drill):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--faults", "step 3 rank 1: stop"], "fault plan, line 1: expected step N"),
-        (["--nproc-per-node", "5"], "expected at most as many workers as shards (4)"),
         (["--run-dir", "a-file"], "a-file/run.json, found"),
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
@@ -47,18 +45,10 @@ def test_a_command_with_one_mistake_is_refused(refused, drill, recipes, words, s
     assert says in refused(recipes / "tiny.py", *words)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("import elastic\nraise KeyError('at import')\n", "KeyError: 'at import'"),
-        ("import elastic as\n", "expected a Python script"),
-    ],
-)
-def test_a_recipe_that_cannot_start_is_refused(refused, drill, text, says):
-    """It raises at import, imports a missing module, or is not Python."""
+def test_a_recipe_that_cannot_start_is_refused(refused, drill):
     recipe = drill.folder / "recipe.py"
-    recipe.write_text(text)
-    assert says in refused(recipe)
+    recipe.write_text("import elastic\nraise KeyError('at import')\n")
+    assert "KeyError: 'at import'" in refused(recipe)
 
 
 def test_another_runs_directory_is_refused_with_differences(refused, drill, recipes, undisturbed, copy_run):

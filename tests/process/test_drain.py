@@ -1,7 +1,6 @@
 """A stop ends in bounded time, and its exit code says whether the newest state is committed."""
 
 import os
-import resource
 import signal
 from pathlib import Path
 
@@ -52,27 +51,6 @@ def test_a_node_that_waits_for_others_saves_before_it_leaves(drill, undisturbed)
     drill.ends_like(undisturbed, *drill.start_two(*group))
 
 
-def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
-    """Step 9 was lost with its worker; the signal comes after the restore of step 8."""
-    drill.shut(5, 10)
-    agent = drill.start("--snapshot-every", "off", "--grace", "10s")
-    drill.happens("checkpoint_committed", step=4)
-    drill.open(5)
-    drill.stands(10, ranks=1)
-    drill.happens("checkpoint_committed", step=8)
-    drill.shut(9)
-    drill.kill_worker(0, generation=1)
-    drill.stands(9, ranks=1)
-    agent.signal(signal.SIGTERM)
-    agent.ends_with(75)
-    assert "step 8 is saved" in agent.output.splitlines()[-1]
-    drill.all_are_gone()
-
-    drill.open(9)
-    drill.open(10)
-    drill.ends_like(undisturbed, drill.start())
-
-
 def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     """It goes to agent, fork server, worker, uploader and data-loading process alike. The recipe
     has a handler of its own. The worker waits for the data loader, which is held at a gate.
@@ -96,30 +74,6 @@ def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     restarted.ends_with(0)
     assert "Traceback" not in restarted.output  # the end of a loading process is no error
     assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
-
-
-def test_a_node_leaves_no_step_to_nodes_without_memory_for_it(drill, undisturbed):
-    """No file of the agent that stays may be larger than 512 KiB, nor its memory for snapshots,
-    while a state has 1 MB. So the leaver commits the newest state before the other goes on. A
-    second signal kills its worker in step 6.
-    """
-    drill.shut(1, 6)
-    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
-    drill.stands(1, ranks=2)
-    leaver, other = drill.agents_of_ranks_0_and_1()
-    resource.prlimit(other.pid, resource.RLIMIT_FSIZE, (2**19, resource.RLIM_INFINITY))
-    drill.open(1)
-    drill.waits_for(lambda: "no memory for one copy of the state" in other.output, "the refusal")
-    drill.stands(6, ranks=2)
-    resource.prlimit(other.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    for _ in range(2):
-        leaver.signal(signal.SIGTERM)
-        drill.happens("drain_requested")
-    leaver.ends_with(75)
-    assert "step 5 is saved" in leaver.output.splitlines()[-1]
-    drill.open(6)
-    drill.ends_like(undisturbed, other)
-    assert drill.values("restored", "step", "source", "lost_steps") == [(0, "none", 0), (5, "checkpoint", 0)]
 
 
 def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undisturbed):

@@ -1,6 +1,5 @@
 """A run ends with the undisturbed digest, whichever process is killed, and at whatever point."""
 
-import os
 import signal
 
 import pytest
@@ -116,22 +115,6 @@ def test_an_uploader_killed_in_a_commit_leaves_whole_checkpoints(drill, undistur
     assert drill.events("fault_injected", fault=third)
     assert drill.is_committed(4) and drill.is_committed(24)
     assert drill.inspects("verify", drill.run.url)[0] == 0
-
-
-def test_a_run_that_fails_waits_for_the_save_and_says_so(drill):
-    """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; the run fails."""
-    drill.shut(3, 6)
-    agent = drill.start("--max-restarts", "0", "--snapshot-every", "1")
-    drill.stands(3, ranks=1)
-    uploader = drill.uploader_of(agent)
-    os.kill(uploader, signal.SIGSTOP)
-    drill.open(3)
-    drill.stands(6, ranks=1)
-    drill.kill_worker(0, generation=1)
-    drill.waits_for(lambda: "waiting for the save in progress" in agent.output, "the wait for the save")
-    os.kill(uploader, signal.SIGCONT)
-    agent.ends_with(1)
-    assert "step 5 is the newest that is saved" in agent.output
 
 
 def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):

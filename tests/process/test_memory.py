@@ -54,13 +54,3 @@ def test_a_joining_node_gets_the_state_and_survives_its_source(drill, undisturbe
     causes = drill.values("generation_started", "world_size", "cause", "restarts")
     assert causes == [(1, "start", 0), (2, "node joined", 0), (1, "node lost", 0)]
     assert restored(drill) == [(0, "none", 0), (6, "peer", 0), (12, "snapshot", 0)]
-
-
-def test_another_split_in_a_later_generation_ends_the_run(drill, recipes):
-    """The first generation draws more numbers before the split, since a file is missing."""
-    agent = drill.start(*ALWAYS, "--faults", "step 5 rank 0 backward: kill", recipe=recipes / "splitting.py")
-    agent.ends_with(2)
-    assert "the state of step 4 was trained on other data" in agent.output
-    assert "contents of dataset.indices" in agent.output
-    assert "give a split a generator of its own" in agent.output
-    assert drill.last_step == 4

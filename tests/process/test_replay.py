@@ -25,46 +25,30 @@ for step in run.steps(data, elastic.State(model=model)):
 """
 
 
-@pytest.fixture
-def hidden(drill):
+def test_hidden_memory_ends_the_run_at_the_step_that_reads_it(drill):
+    """Killed in step 13, the run goes on from step 7, and the recipe has forgotten its count. No
+    restart but that of the kill is used, and nothing of the other result is written down. The same
+    command begins from that step, with lines of the first result, which count no more.
+    """
     recipe = drill.folder / "recipe.py"
     recipe.write_text(COUNTS)
-    return lambda *options: drill.start(*options, recipe=recipe)
-
-
-def replays(drill):
-    _, report = drill.inspects("report", drill.run.url)
-    return [(each["step"], each["restored"], each["excuse"]) for each in report["replays"]]
-
-
-def test_hidden_memory_ends_the_run_at_the_step_that_reads_it(drill, hidden):
-    """Killed in step 13, the run goes on from step 7, and the recipe has forgotten its count. No
-    restart but that of the kill is used, and nothing of the other result is written down.
-    """
     options = ("--nproc-per-node", "3", "--snapshot-every", "off", "--save-every", "7steps")
-    agent = hidden(*options, "--faults", "step 13 rank 0 backward: kill", "--max-restarts", "1")
+    plan = ("--faults", "step 13 rank 0 backward: kill", "--max-restarts", "1")
+    agent = drill.start(*options, *plan, recipe=recipe)
     agent.ends_with(1)
 
     assert "step 8 was done again from the state of step 7 and gave another result" in agent.output
     assert "keeps something outside its State" in agent.output
     assert agent.output.count("step 8 was done again from") == 1
     assert drill.values("generation_started", "cause", "restarts") == [("start", 0), ("failure", 1)]
-    assert replays(drill) == [(8, 7, "")]
+    _, report = drill.inspects("report", drill.run.url)
+    assert [(each["step"], each["restored"], each["excuse"]) for each in report["replays"]] == [(8, 7, "")]
     assert drill.last_step == 7
     assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 7
 
-
-def test_the_same_command_goes_on_with_what_is_computed_now(drill, hidden):
-    """The first command ends in step 13, and its last agreed state is saved. The second begins from
-    that, with lines of both results, which count no more.
-    """
-    options = ("--snapshot-every", "5steps", "--save-every", "7steps")
-    hidden(*options, "--faults", "step 14 rank 0 backward: kill").ends_with(1)
-    ((_, restored, _),) = replays(drill)
-    agent = hidden(*options)
+    agent = drill.start(*options, recipe=recipe)
     agent.ends_with(0)
-
-    assert drill.values("restored", "step")[-1] == (restored,)
+    assert drill.values("restored", "step")[-1] == (7,)
     assert "gave another result when it was done again, so that this need not be" in agent.output
     lines = run_records.lines(drill.run.metrics)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))

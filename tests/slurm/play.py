@@ -1,7 +1,6 @@
 """`make slurm`: start a real Slurm, run every scenario with its jobs, and print a line for each.
 
     python tests/slurm/play.py [NAME ...]    only these scenarios
-    python tests/slurm/play.py --list
 
 Exit 1: a run did not survive, or its weights are not those of an undisturbed run. Its files are
 kept, and their folder is printed. Exit 2: Slurm cannot be had here; the reason is printed.
@@ -40,17 +39,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--list", action="store_true")
     wanted = parser.parse_args()
     scenarios = {scenario.__name__: scenario for scenario in SCENARIOS}
     if unknown := set(wanted.names) - set(scenarios):
-        parser.error(f"expected names of scenarios (--list), found {', '.join(sorted(unknown))}")
-    if wanted.list:
-        for name, scenario in scenarios.items():
-            print(f"{name:16}{scenario.__doc__}")
-        return 0
-    chosen = [scenarios[name] for name in wanted.names or scenarios]
-    return supervised(lambda _run: _play(chosen))
+        parser.error(f"expected names of {', '.join(scenarios)}, found {', '.join(sorted(unknown))}")
+    return supervised(lambda _run: _play([scenarios[name] for name in wanted.names or scenarios]))
 
 
 def _play(scenarios: list[Scenario]) -> int:

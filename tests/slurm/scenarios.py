@@ -9,56 +9,33 @@ from collections.abc import Callable
 from job_run import JobRun
 
 
-def array(run: JobRun) -> None:
-    """Two tasks of an array meet"""
-    job = run.submit("array.sbatch", "--array=0-1")
-    run.ends(f"{job}_0")
-    run.ends(f"{job}_1")
-    run.happens("generation_started", generation=1, world_size=2)
-
-
-def signalled(run: JobRun) -> None:
-    """One task is sent SIGTERM by scancel"""
-    _one_leaves(run, lambda task: run.slurm.call("scancel", "--signal=TERM", task))
-
-
-def node_drained(run: JobRun) -> None:
-    """A node is drained, and its task requeued"""
-    drained: list[str] = []
-
-    def drain(task: str) -> None:
-        drained.append(run.slurm.state(task)["NodeList"])
-        run.slurm.call("scontrol", "update", f"nodename={drained[0]}", "state=drain", "reason=test")
-        run.slurm.call("scontrol", "requeue", task)
-
-    try:
-        _one_leaves(run, drain)
-    finally:
-        for node in drained:
-            run.slurm.call("scontrol", "update", f"nodename={node}", "state=resume")
-    hosts = run.hosts()
-    if hosts.count(drained[0]) != 1:
-        raise RuntimeError(f"expected no second start on the drained node {drained[0]}, found {hosts}")
-
-
 def preempted(run: JobRun) -> None:
-    """One task is preempted by a job of higher priority"""
+    """One of two tasks is preempted by a job of higher priority, and comes back"""
+    run.shut(6, 12)
+    job = run.submit("array.sbatch", "--array=0-1", "--partition=low")
+    run.stands(6, ranks=2)
     over = run.folder / "over"
-
-    def preempt(_task: str) -> None:
-        wait = f"until [ -e '{over}' ]; do sleep 0.1; done"
-        output = f"--output={run.folder}/high.out"
-        high = run.slurm.call("sbatch", "--parsable", "--partition=high", output, "--wrap", wait)
-        run.jobs.append(high)
-
-    def preemptor_ends() -> None:
-        run.wait_for(
-            lambda: run.slurm.state(run.jobs[-1])["JobState"] == "RUNNING", "the job of higher priority"
-        )
-        over.touch()
-        run.ends(run.jobs[-1])
-
-    _one_leaves(run, preempt, "--partition=low", before_it_returns=preemptor_ends)
+    wait = f"until [ -e '{over}' ]; do sleep 0.1; done"
+    words = ("sbatch", "--parsable", "--partition=high", f"--output={run.folder}/high.out", "--wrap", wait)
+    high = run.slurm.call(*words)
+    run.jobs.append(high)
+    run.happens("drain_requested", generation=1)
+    run.open(6)
+    run.stands(12, ranks=1)
+    run.wait_for(lambda: run.slurm.state(high)["JobState"] == "RUNNING", "the job of higher priority")
+    over.touch()
+    run.ends(high)
+    tasks = [f"{job}_0", f"{job}_1"]
+    gone = run.wait_for(
+        lambda: [task for task in tasks if run.slurm.state(task)["Restarts"] == "1"], "a task to be requeued"
+    )
+    run.is_requeued(gone[0])
+    run.slurm.begin_now(gone[0])
+    run.happens("drain_requested", generation=2)
+    run.open(12)
+    for task in tasks:
+        run.ends(task)
+    run.happens("generation_started", generation=3, world_size=2)
 
 
 def time_limit(run: JobRun) -> None:
@@ -87,7 +64,10 @@ def cancelled(run: JobRun) -> None:
     for task in (f"{job}_0", f"{job}_1"):
         run.ends(task, "CANCELLED")
     run.happens("run_interrupted", count=2, step=6)
-    array(run)
+    job = run.submit("array.sbatch", "--array=0-1")
+    run.ends(f"{job}_0")
+    run.ends(f"{job}_1")
+    run.happens("generation_started", generation=2, world_size=2)
 
 
 def several_nodes(run: JobRun) -> None:
@@ -120,41 +100,10 @@ def node_failed(run: JobRun) -> None:
         raise RuntimeError(f"expected that a complete run starts no agent, found {run.hosts()}")
 
 
-def _one_leaves(
-    run: JobRun,
-    leave: Callable[[str], object],
-    *words: str,
-    before_it_returns: Callable[[], None] = lambda: None,
-) -> None:
-    """Of two tasks one leaves, and is requeued; the other goes on alone until it comes back."""
-    run.shut(6, 12)
-    job = run.submit("array.sbatch", "--array=0-1", *words)
-    run.stands(6, ranks=2)
-    leave(f"{job}_1")
-    run.happens("drain_requested", generation=1)
-    run.open(6)
-    run.stands(12, ranks=1)
-    before_it_returns()
-    tasks = [f"{job}_0", f"{job}_1"]
-    gone = run.wait_for(
-        lambda: [task for task in tasks if run.slurm.state(task)["Restarts"] == "1"], "a task to be requeued"
-    )
-    run.is_requeued(gone[0])
-    run.slurm.begin_now(gone[0])
-    run.happens("drain_requested", generation=2)
-    run.open(12)
-    for task in tasks:
-        run.ends(task)
-    run.happens("generation_started", generation=3, world_size=2)
-
-
 # Two of them are played at a time. Slurm looks at time limits twice a minute only.
 SCENARIOS: tuple[Callable[[JobRun], None], ...] = (
     time_limit,
-    array,
-    signalled,
     preempted,
-    node_drained,
     cancelled,
     several_nodes,
     node_failed,

@@ -1,6 +1,10 @@
 """A whole Slurm on this machine, of one controller and a daemon for each pretended node, in a
 folder of its own, without root, munge or containers.
 
+Its programs are those of Debian's packages, unpacked; nothing is installed. Each command is a
+script that finds its libraries and the configuration by itself, so a job has the environment that
+it would have anywhere.
+
 What a job runs is not known here. Daemons and jobs end with the run of the harness, however that
 ends (supervised.py).
 """
@@ -15,9 +19,12 @@ from pathlib import Path
 
 import apt
 from gates import wait_for
-from packages import PACKAGES, plugins, write_commands
 
 TEMPLATE = Path(__file__).with_name("slurm.conf")
+PACKAGES = (
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+    *("libmunge2", "libhwloc15", "libnuma1"),
+)
 NODES = 8
 START_S, COMMAND_S, POLL_S = 60.0, 60.0, 0.25
 
@@ -80,7 +87,7 @@ def slurm(folder: Path) -> Slurm:
     configuration.write_text(_configuration(usr, folder))
     (folder / "state").mkdir()
     found = Slurm(folder, folder / "bin")
-    write_commands(usr, found.commands, configuration)
+    _write_commands(usr, found.commands, configuration)
     nodes, steps = [f"n{n}" for n in range(1, NODES + 1)], str(usr / "sbin" / "slurmstepd-wlm")
     daemons = [_start(found, "slurmctld", "-D")]
     daemons += [_start(found, "slurmd", "-D", "-N", node, "-d", steps) for node in nodes]
@@ -101,6 +108,22 @@ def slurm(folder: Path) -> Slurm:
     return found
 
 
+def _write_commands(usr: Path, folder: Path, configuration: Path) -> None:
+    """Put a script for each command into this folder. Raises NotAvailable where none can run."""
+    folder.mkdir()
+    libraries = sorted({str(path.parent) for path in (usr / "lib").rglob("*.so*")})
+    for program in (*usr.glob("bin/*"), *usr.glob("sbin/*")):
+        words = [
+            "#!/bin/sh",
+            f"export SLURM_CONF='{configuration}' LD_LIBRARY_PATH='{':'.join(libraries)}'",
+            f"exec '{program}' \"$@\"",
+        ]
+        command = folder / program.name.removesuffix("-wlm")  # of the distribution's workload manager
+        command.write_text("\n".join(words) + "\n")
+        command.chmod(0o755)
+    apt.run(str(folder / "slurmctld"), "-V")
+
+
 def _configuration(usr: Path, folder: Path) -> str:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(NODES + 1)]
@@ -111,7 +134,7 @@ def _configuration(usr: Path, folder: Path) -> str:
         "HOST": socket.gethostname(),
         "USER": getpass.getuser(),
         "FOLDER": str(folder),
-        "PLUGINS": str(plugins(usr)),
+        "PLUGINS": str(next((usr / "lib").rglob("auth_none.so")).parent),
         "CONTROLLER_PORT": controller,
         "NODE_PORTS": ",".join(nodes),
     }

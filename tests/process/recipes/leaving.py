@@ -1,7 +1,7 @@
 """A recipe that leaves its loop early: `leaving.py HOW STEP [RANK]`.
 
-HOW: break, exit (sys.exit(0)), stop (run.stop), fork (break, and
-children in step 3), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
+HOW: break, fork (break, and children in step 3), or nine (a run of nine steps). STEP: where. RANK:
+on this rank alone.
 
 After the loop it changes its weights, as a recipe does that loads its best ones.
 
@@ -42,10 +42,6 @@ def train(step: elastic.Step) -> None:
     step.log(least=values.least)
 
 
-def leaves(step: elastic.Step) -> bool:
-    return step.number == STEP and RANK in (None, run.rank)
-
-
 def is_forked_child_that_breaks() -> bool:
     """Two children, which end the script or leave the loop. None is this rank."""
     codes = []
@@ -56,9 +52,6 @@ def is_forked_child_that_breaks() -> bool:
         if not child:
             return True
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    if not os.fork():  # it outlives this rank, and holds all that it inherited
-        signal.alarm(120)
-        signal.pause()
     assert codes == [0, 0], codes
     return False
 
@@ -68,14 +61,8 @@ def loop() -> None:
         train(step)
         if HOW == "fork" and step.number == 3 and is_forked_child_that_breaks():
             break
-        if not leaves(step):
-            continue
-        if HOW in ("break", "fork"):
+        if HOW != "nine" and step.number == STEP and RANK in (None, run.rank):
             break
-        if HOW == "exit":
-            sys.exit(0)
-        if HOW == "stop":
-            run.stop("enough")
 
 
 loop()

@@ -12,8 +12,6 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
-TINY_HANGS      "c-code": a rank never returns in step 6 or after it, while the file `hang` is in
-                TINY_GATES; it makes the file `held` there.
 TINY_PRINT      So many KiB are printed in each step.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them, with its node and the time by its wall clock.
@@ -22,7 +20,6 @@ TINY_EVALUATE   Any text: the body ends each epoch with an evaluation, which wai
 """
 
 import argparse
-import ctypes
 import json
 import os
 import time
@@ -87,9 +84,6 @@ def evaluate_if_asked(run: elastic.Run, step: elastic.Step, gates: Path) -> None
 
 def do_what_is_asked(gates: Path, number: int, rank: int) -> None:
     wait_at_gate(gates, number, rank)
-    if os.environ.get("TINY_HANGS") == "c-code" and number >= 6 and (gates / "hang").exists():
-        (gates / "held").touch()
-        ctypes.PyDLL(None).sleep(10**6)  # which keeps the interpreter's lock
     starve_if_asked(gates, rank)
     print(("." * 1023 + "\n") * int(os.environ.get("TINY_PRINT", "0")), end="")
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
@@ -195,7 +189,6 @@ def main() -> None:
         ema.update_parameters(model)
         step.log(lr=optimizer.rate)
         evaluate_if_asked(run, step, gates)
-    wait_at_gate(gates, "after the last step", run.rank)
     run.print("tiny is done")
 
 
