@@ -72,7 +72,7 @@ def launch(options: Options, spawner: Spawner, monitors: Sequence[Monitor], page
     if options.fresh:
         set_aside(run, _CLOCK, partial(print, flush=True))
     uid = claim(run, declared, _CLOCK)
-    claim_local_copies(run, uid)
+    claim_local_copies(run, uid, _CLOCK)
     met = meeting_place.newest(run, _CLOCK)
     with scratch_folder() as scratch:
         settings = Settings(

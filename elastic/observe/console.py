@@ -27,7 +27,7 @@ from elastic.observe.recovery import recoveries
 from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine, loss_words
 from elastic.system.clock import Clock
-from elastic.system.growing_file import GrowingFile, read_from
+from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import printable
 from elastic.system.worker_error import QUOTED
 
@@ -58,7 +58,7 @@ class ConsoleFollower:
         self._of_rank0 = GrowingFile(run.events / f"{node}-worker0.jsonl")  # where that is rank 0
         self._out = out
         self._clock = clock
-        self._followed: dict[str, tuple[Path, GrowingFile]] = {}
+        self._followed: dict[str, GrowingFile] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
         self._shown = self._newest()
@@ -106,7 +106,7 @@ class ConsoleFollower:
     def _poll(self) -> None:
         while self._requests:
             self._requests.popleft()()
-        for prefix, (_, log) in self._followed.items():
+        for prefix, log in self._followed.items():
             self._print(prefix, _new_lines(log))
         self._show_recoveries()
         self._show_progress()
@@ -114,14 +114,14 @@ class ConsoleFollower:
     def _follow(self, prefix: str, path: Path) -> None:
         if prefix in self._followed:
             self._finish(prefix)
-        self._followed[prefix] = path, GrowingFile(path)
+        self._followed[prefix] = GrowingFile(path)
 
     def _finish(self, prefix: str) -> None:
         """What a log still has, also a last line whose writer was killed within it."""
-        path, log = self._followed[prefix]
+        log = self._followed[prefix]
         while lines := _new_lines(log):
             self._print(prefix, lines)
-        if rest := read_from(path, log.position, LINE_LIMIT):
+        if rest := log.unfinished(LINE_LIMIT):
             self._print(prefix, [rest])
         log.close()
 

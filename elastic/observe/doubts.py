@@ -8,7 +8,6 @@ from elastic.events import (
     DivergenceDetected,
     DivergenceJudged,
     GenerationStarted,
-    LoggedByRank,
     Overlapped,
     Rehearsed,
     ReplayDiffered,
@@ -74,11 +73,6 @@ def not_restored(events: Events) -> dict[str, str]:
     for rehearsed in of_kind(events, Rehearsed):
         found |= rehearsed.event.not_restored
     return found
-
-
-def logged_by_rank(events: Events) -> list[str]:
-    """Names in the metrics whose numbers are those of rank 0 alone."""
-    return list(dict.fromkeys(name for each in of_kind(events, LoggedByRank) for name in each.event.names))
 
 
 def compared(events: Events, kind: type[Rehearsed] | type[Overlapped]) -> ComparedSteps:

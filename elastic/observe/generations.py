@@ -87,22 +87,30 @@ def generations(
 ) -> list[Generation]:
     """trained: by generation. now_s: where the run goes on, seconds since 1970."""
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
-    spans = _steps(starts, own, trained)
-    found = []
-    for before, start, after in zip([None, *starts], starts, [*starts[1:], None], strict=False):
-        number, then = start.generation, own[start.generation]
-        counted, lost_s = trained.get(number, NO_STEPS), _lost_step_s(own[after.generation] if after else [])
+    found: list[Generation] = []
+    reached: int | None = None  # the newest step that counted when the next state was restored
+    lost_s: list[float] = []  # when it had ended, as the next generation says: its line may be lost
+    triples = [*zip([None, *starts], starts, [*starts[1:], None], strict=False)]
+    for before, start, after in reversed(triples):
+        then, counted = own[start.generation], trained.get(start.generation, NO_STEPS)
         times_s, seconds = known(counted.time).tolist(), np.nan_to_num(counted.seconds)
         trained_s = times_s[-1] if times_s else None
         last_s = max(start.time, *(each.time for each in then), trained_s or start.time)
         until_s = max(last_s, now_s or last_s) if after is None else after.time
-        stop = left_as_planned(then, start) if after is None or after.event.cause == "resume" else None
+        is_resumed = after is not None and after.event.cause == "resume"
+        stop = left_as_planned(then, start) if after is None or is_resumed else None
         ends_s, gap = until_s, AT_ONCE
         if stop is not None:
             ends_s, gap = min(stop.time, until_s), STOP
-        elif after is not None and after.event.cause == "resume":
+        elif is_resumed:
             ends_s, gap = min(max([last_s, *lost_s]), until_s), DOWN
-        first_step, last_step = spans[number]
+        restores = [each.event for each in of_kind(then, kinds.Restored)]
+        # A step that is no line of the metrics yet as rank 0 dies does not count, although other
+        # workers have finished it: `generation_ended` tells of it too, and is asked only while
+        # nothing was restored.
+        ended = [each.event.step for each in of_kind(then, kinds.GenerationEnded)]
+        last_step = max([counted.last_step, *(ended if reached is None else [reached])])
+        is_trained = bool(restores) and last_step > restores[0].step
         found.append(
             Generation(
                 start=start,
@@ -112,50 +120,18 @@ def generations(
                 trained_s=trained_s,
                 useful_s=float(seconds.sum()),
                 step_times_s=[*times_s[-_NEWEST_STEPS:], *lost_s[-1:]],
-                first_step=first_step,
-                last_step=last_step,
-                why=start.event.cause
-                if before is None
-                else _why_ended(own[before.generation], before, start),
+                first_step=restores[0].step + 1 if is_trained else None,
+                last_step=last_step if is_trained else None,
+                why=start.event.cause if before is None else _why(own[before.generation], before, start),
                 ends_s=ends_s,
                 until_s=until_s,
                 gap=gap,
             )
         )
-    return found
-
-
-def _lost_step_s(after: Events) -> list[float]:
-    """When the last step ended before all nodes were gone, whose line is gone where it was lost.
-
-    after: events of the generation that went on.
-    """
-    ended_s = [each.event.last_step_s for each in of_kind(after, kinds.Restored)]
-    return [each for each in ended_s if each is not None]
-
-
-def _steps(
-    starts: Sequence[Start], own: Mapping[int, Events], trained: Mapping[int, StepColumns]
-) -> dict[int, tuple[int | None, int | None]]:
-    """By generation, its first and its last step.
-
-    Its last step may have been lost since. A step that is no line of the metrics yet as rank 0 dies
-    does not count, although other workers have finished it: `generation_ended` tells of it too, and
-    is asked only while nothing was restored.
-    """
-    found: dict[int, tuple[int | None, int | None]] = {}
-    reached: int | None = None  # the newest step that counted when the next state was restored
-    for start in reversed(starts):
-        then = own[start.generation]
-        restores = [each.event for each in of_kind(then, kinds.Restored)]
-        ended = [each.event.step for each in of_kind(then, kinds.GenerationEnded)]
-        last_step = trained.get(start.generation, NO_STEPS).last_step
-        step = max([last_step, *(ended if reached is None else [reached])])
-        is_trained = bool(restores) and step > restores[0].step
-        found[start.generation] = (restores[0].step + 1, step) if is_trained else (None, None)
         if restores:
             reached = max(each.step + each.lost_steps for each in restores)
-    return found
+        lost_s = [each.last_step_s for each in restores if each.last_step_s is not None]
+    return found[::-1]
 
 
 def left_as_planned(own: Events, start: Start) -> Stop | None:
@@ -193,36 +169,27 @@ def lost_nodes(of: Generation) -> list[str]:
     return [node for node in of.nodes if node not in told]
 
 
-def _why_ended(own: Events, before: Start, after: Start) -> str:
+def _why(own: Events, before: Start, after: Start) -> str:
     """What ended the generation before. own: its events."""
     then, now = set(before.event.nodes), set(after.event.nodes)
     match after.event.cause:
         case "failure":
-            found = failure_of(own)
-            return "failure" if found is None else found[1]
+            # The first worker that failed by itself. A hang and an exception say more than an exit.
+            messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
+            said = (failure_text(each.event, messages) for each in own)
+            return next(filter(None, said), "failure")
         case "node lost" if then - now:
-            return f"{nodes(then - now)} lost"
+            return f"{_nodes(then - now)} lost"
         case "node left" if then - now:
-            return f"{nodes(then - now)} left"
+            return f"{_nodes(then - now)} left"
         case "node joined" if now - then:
-            return f"{nodes(now - then)} joined"
+            return f"{_nodes(now - then)} joined"
         case cause:
             return str(cause)
 
 
-def nodes(ids: Collection[str]) -> str:
-    names = ", ".join(sorted(ids))
-    return f"node {names}" if len(ids) == 1 else f"nodes {names}"
-
-
-def failure_of(own: Events) -> tuple[LoggedEvent[kinds.Event], str] | None:
-    """The first worker that failed by itself: the event, and in words.
-
-    own: events of one generation. A hang and an exception say more than the exit.
-    """
-    messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
-    said = ((each, failure_text(each.event, messages)) for each in own)
-    return next(((each, words) for each, words in said if words), None)
+def _nodes(ids: Collection[str]) -> str:
+    return f"node{'' if len(ids) == 1 else 's'} {', '.join(sorted(ids))}"
 
 
 def failure_text(event: kinds.Event, messages: Mapping[int, str] = MappingProxyType({})) -> str:

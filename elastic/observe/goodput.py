@@ -57,13 +57,27 @@ def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
     badput_s: dict[str, float] = defaultdict(float)
     useful_s = paused_s = 0.0
     for each in generations:
-        away_s, then = max(0.0, each.until_s - each.ends_s), _next(each)
+        away_s = max(0.0, each.until_s - each.ends_s)
         if each.gap == DOWN:
             badput_s[DOWN] += away_s
         else:
             paused_s += away_s
         useful_s += each.useful_s
-        for kind, seconds in _lost_s(each, then):
+        # What the time behind the last step goes to. In the second case the others waited for the
+        # node, in vain or up to now.
+        then = END if each.after is None else each.after.event.cause
+        if then in (END, "resume") and ended_by_loss(each.own) is not None:
+            then = NODE_LOST
+        if each.trains_s is None or each.trained_s is None:
+            # None of its steps counts: it was a part of the way to the next.
+            lost_s = [(each.cause if then == END else then, each.ends_s - each.begins_s)]
+        else:
+            lost_s = [
+                (each.cause, each.trains_s - each.begins_s),
+                (BETWEEN_STEPS, each.trained_s - each.trains_s - each.useful_s),
+                (then, each.ends_s - each.trained_s),
+            ]
+        for kind, seconds in lost_s:
             badput_s[kind] += max(0.0, seconds)
     badput_s[REHEARSAL] = 0.0  # for a comparison, which is no lost time
     return TimeSpent(
@@ -71,22 +85,3 @@ def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
         badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
         paused_s=paused_s,
     )
-
-
-def _next(of: Generation) -> str:
-    """What the time behind the last step of a generation goes to."""
-    then = END if of.after is None else of.after.event.cause
-    # In the second case the others waited for the node, in vain or up to now.
-    return NODE_LOST if then in (END, "resume") and ended_by_loss(of.own) is not None else then
-
-
-def _lost_s(of: Generation, then: str) -> list[tuple[str, float]]:
-    """Where a generation's time went, up to the next one or the end. then: as `_next` says."""
-    # None of its steps counts: it was a part of the way to the next.
-    if of.trains_s is None or of.trained_s is None:
-        return [(of.cause if then == END else then, of.ends_s - of.begins_s)]
-    return [
-        (of.cause, of.trains_s - of.begins_s),
-        (BETWEEN_STEPS, of.trained_s - of.trains_s - of.useful_s),
-        (then, of.ends_s - of.trained_s),
-    ]

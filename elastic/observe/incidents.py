@@ -34,19 +34,15 @@ def incidents(
     events: Events, generations: Sequence[Generation], recovered: Sequence[Recovery], state: str
 ) -> list[Incident]:
     """In the order of their times. state: of the run, as in run_view.py."""
-    rank_0 = {each.generation: each.start.node for each in generations}
     found = [_of_event(each) for each in events if type(each.event) in _RULES]
-    found += [
-        Incident(
-            time=each.ended_s,
-            generation=each.generation,
-            node=rank_0[each.generation],
-            kind="recovery",
-            text=each.line,
-        )
-        for each in recovered
-        if each.ended_s is not None
-    ]
+    rank_0 = {each.generation: each.start.node for each in generations}
+    for back in recovered:
+        if back.ended_s is not None:
+            number = back.generation
+            one = Incident(
+                time=back.ended_s, generation=number, node=rank_0[number], kind="recovery", text=back.line
+            )
+            found.append(one)
     for each in generations:
         found += _without_a_word(each, state)
     return sorted((each for each in found if each.text), key=lambda each: each.time)
@@ -64,7 +60,8 @@ def _of_event(each: LoggedEvent[kinds.Event]) -> Incident:
             node = ""
         case _:
             pass
-    return Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=words(each.event))
+    text = words.format(each.event) if isinstance(words, str) else words(each.event)
+    return Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=text)
 
 
 def _without_a_word(of: Generation, state: str) -> Iterator[Incident]:
@@ -98,42 +95,41 @@ def _left(event: kinds.RunInterrupted) -> str:
     return f"{how}; newest checkpoint at step {event.step}" if event.step else how
 
 
-# What an event is shown as: the sign, and what it says, empty where it is not shown.
-_Rule = tuple[str, Callable[[Any], str]]
-_RULES: dict[type[kinds.Event], _Rule] = {
+def _judged(event: kinds.DivergenceJudged) -> str:
+    return f"step {event.step} judged: {event.verdict} {', '.join(event.nodes)}"
+
+
+def _moved(event: kinds.ShardsMoved) -> str:
+    return f"shards of the ranks from step {event.step} on: {', '.join(map(str, event.shards))}"
+
+
+def _finished(event: kinds.RunFinished) -> str:
+    return f"finished after step {event.steps}" if event.steps else "finished"
+
+
+# What an event is shown as: the sign, and what it says of the event, empty where it is not shown.
+_RULES: dict[type[kinds.Event], tuple[str, str | Callable[[Any], str]]] = {
     kinds.GenerationStarted: ("generation", _started),
-    kinds.CheckpointCommitted: ("checkpoint", lambda event: f"checkpoint of step {event.step} committed"),
-    kinds.FaultInjected: ("fault", lambda event: f"injected: {event.fault}"),
+    kinds.CheckpointCommitted: ("checkpoint", "checkpoint of step {0.step} committed"),
+    kinds.FaultInjected: ("fault", "injected: {0.fault}"),
     kinds.WorkerExited: ("fault", failure_text),
     kinds.WorkerFailed: ("fault", failure_text),
     kinds.HangDetected: ("fault", failure_text),
-    kinds.UploaderDied: ("save", lambda event: f"the uploader ended: {event.reason}"),
-    kinds.CheckpointFailed: ("save", lambda event: f"save of step {event.step} failed: {event.reason}"),
-    kinds.CheckpointFenced: ("save", lambda event: f"save of step {event.step} dropped: {event.reason}"),
-    kinds.CheckpointDiffers: ("save", lambda event: f"save of step {event.step} differs: {event.reason}"),
-    kinds.CheckpointRejected: (
-        "save",
-        lambda event: f"checkpoint of step {event.step} not used: {event.reason}",
-    ),
-    kinds.SnapshotRejected: ("save", lambda event: f"snapshot of step {event.step} not used: {event.reason}"),
-    kinds.DrainRequested: ("drain", lambda event: f"drain: {event.reason}"),
+    kinds.UploaderDied: ("save", "the uploader ended: {0.reason}"),
+    kinds.CheckpointFailed: ("save", "save of step {0.step} failed: {0.reason}"),
+    kinds.CheckpointFenced: ("save", "save of step {0.step} dropped: {0.reason}"),
+    kinds.CheckpointDiffers: ("save", "save of step {0.step} differs: {0.reason}"),
+    kinds.CheckpointRejected: ("save", "checkpoint of step {0.step} not used: {0.reason}"),
+    kinds.SnapshotRejected: ("save", "snapshot of step {0.step} not used: {0.reason}"),
+    kinds.DrainRequested: ("drain", "drain: {0.reason}"),
     kinds.RunInterrupted: ("drain", _left),
-    kinds.ShardsMoved: (
-        "state",
-        lambda event: f"shards of the ranks from step {event.step} on: {', '.join(map(str, event.shards))}",
-    ),
-    kinds.AuditFailed: ("state", lambda event: f"audit of step {event.step}: shard {event.shard} differed"),
-    kinds.DivergenceDetected: ("state", lambda event: f"ranks differ after step {event.step}"),
-    kinds.DivergenceJudged: (
-        "state",
-        lambda event: f"step {event.step} judged: {event.verdict} {', '.join(event.nodes)}",
-    ),
-    kinds.ReplayDiffered: ("state", lambda event: f"step {event.step} gave another result when done again"),
-    kinds.RecipeEdited: ("state", lambda event: f"the recipe was edited after step {event.step}"),
-    kinds.Stopped: ("end", lambda event: f"stopped by the recipe: {event.reason}"),
-    kinds.RunFailed: ("end", lambda event: f"failed, exit code {event.exit_code}: {event.reason}"),
-    kinds.RunFinished: (
-        "end",
-        lambda event: f"finished after step {event.steps}" if event.steps else "finished",
-    ),
+    kinds.ShardsMoved: ("state", _moved),
+    kinds.AuditFailed: ("state", "audit of step {0.step}: shard {0.shard} differed"),
+    kinds.DivergenceDetected: ("state", "ranks differ after step {0.step}"),
+    kinds.DivergenceJudged: ("state", _judged),
+    kinds.ReplayDiffered: ("state", "step {0.step} gave another result when done again"),
+    kinds.RecipeEdited: ("state", "the recipe was edited after step {0.step}"),
+    kinds.Stopped: ("end", "stopped by the recipe: {0.reason}"),
+    kinds.RunFailed: ("end", "failed, exit code {0.exit_code}: {0.reason}"),
+    kinds.RunFinished: ("end", _finished),
 }

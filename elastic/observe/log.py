@@ -35,40 +35,13 @@ class EventLog:
         self._file.append(logged.to_json())
 
 
-class EventsReader:
-    """All events of a run, as often as it is asked.
-
-    A file of events has one writer and only grows, so that its size says whether it has news; one
-    with news is read again.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._files: dict[Path, tuple[tuple[int, int], Events]] = {}  # by which file, of which size
-
-    def read(self) -> Events:
-        """As `read_events`."""
-        paths = [path for path in listing(self._directory) if path.suffix == ".jsonl"]
-        self._files = {path: self._up_to_now(path) for path in paths}
-        return logged_event.in_order(chain.from_iterable(events for _, events in self._files.values()))
-
-    def _up_to_now(self, path: Path) -> tuple[tuple[int, int], Events]:
-        try:
-            about = path.lstat()
-        except FileNotFoundError:
-            return (0, 0), []  # it was moved away with its run
-        seen = about.st_ino, about.st_size
-        if path in self._files and self._files[path][0] == seen:
-            return self._files[path]
-        return seen, list(parse_lines(lines_of(path), logged_event.parse))
-
-
 def read_events(directory: Path) -> Events:
     """All events of a run, of all nodes, `in_order`; other lines are left out.
 
     Raises OSError for a file that cannot be read: a report must not leave it out.
     """
-    return EventsReader(directory).read()
+    paths = [path for path in listing(directory) if path.suffix == ".jsonl"]
+    return logged_event.in_order(parse_lines(chain.from_iterable(map(lines_of, paths)), logged_event.parse))
 
 
 def read_rare(directory: Path, kind: type[E]) -> list[LoggedEvent[E]]:

@@ -22,11 +22,11 @@ from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.storage.remote import Objects
-from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile, read_from
 
+PAUSE_S = 10.0  # between two uploads: a run of a week must not leave a million objects
 TICK_S = 0.5
 CLOSE_WITHIN_S = 15.0
 PART_LIMIT_S = 10.0  # shorter than the end: a request without an answer is made again there
@@ -42,7 +42,7 @@ class MetricsShipper:
         self._node = node
         self._objects = objects
         self._waiting: list[StepLine] = []
-        self._uploaded: dict[int, int] | None = None
+        self._uploaded: dict[int, int] | None = None  # the last step of each generation
 
     def upload(self, *, others_upload: bool = False) -> None:
         """Upload the new lines. Raises StoreFailed; then the next call continues.
@@ -53,9 +53,13 @@ class MetricsShipper:
             self._waiting.extend(parse_lines(self._file.lines_to_end(), step_line.parse))
         if not self._waiting:
             return
-        if self._uploaded is None or self._file.started_over or others_upload:
+        if self._uploaded is None or others_upload:
             self._uploaded = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
-        for generation, lines in upload_parts.not_uploaded(self._waiting, self._uploaded).items():
+        found: dict[int, list[StepLine]] = {}
+        for line in self._waiting:
+            if line.step > self._uploaded.get(line.generation, 0):
+                found.setdefault(line.generation, []).append(line)
+        for generation, lines in found.items():
             for begin in range(0, len(lines), _LINES_PER_PART):
                 batch = lines[begin : begin + _LINES_PER_PART]
                 first, last = batch[0].step, batch[-1].step
@@ -69,68 +73,26 @@ class MetricsShipper:
         self._waiting = []
 
 
-class NodeShipper:
-    """Uploads everything that one node writes, and what the killed agents of its folder left."""
-
-    def __init__(self, run: RunDir, node: str, objects: Objects, *, is_first: Callable[[], bool]) -> None:
-        """is_first: whether this node has rank 0, whose metrics are the run's."""
-        self._run, self._node, self._objects, self._is_first = run, node, objects, is_first
-        self._ends: dict[str, int] | None = None
-        self._lines: dict[Path, MetricsShipper] = {}
-
-    def upload(self) -> bool:
-        """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
-        # Events before metrics: a reader that finds a step must find the event that says which
-        # state its generation restored.
-        is_done = self._upload_files()
-        for path in _with_suffix(self._run.copies, ".jsonl"):
-            if path.name[0] != "." and (path.stem != self._node or self._is_first()):
-                self._lines.setdefault(path, MetricsShipper(path, path.stem, self._objects)).upload()
-        return is_done
-
-    def _upload_files(self) -> bool:
-        """The events and logs, in parts that are known by their offset in the file."""
-        if self._ends is None:
-            listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
-            self._ends = upload_parts.uploaded_bytes(
-                {name: about.size_bytes for name, about in listed.items()}
-            )
-        logs = (path for folder in listing(self._run.logs) for path in _with_suffix(folder, ".log"))
-        for path in [*_with_suffix(self._run.events, ".jsonl"), *logs]:
-            source = path.relative_to(self._run.local).as_posix()
-            while data := _whole_lines(path, at := self._ends.get(source, 0)):
-                if not self._objects.create(upload_parts.part_name(source, at), data):
-                    # Another agent in this folder uploaded it, or the answer to an earlier try was
-                    # lost. What the store has is listed again with the next call.
-                    self._ends = None
-                    return False
-                self._ends[source] = at + len(data)
-        return True
-
-
 class LogShipper:
-    """The thread that uploads what one node writes.
+    """The thread that uploads what one node writes, and what the killed agents of its folder left.
 
-    The local folder is that of the run's `uid` (run_uid.py): a killed agent of this run may have
-    left lines in it that it had not uploaded, and none of another run are there.
+    The local folder is that of the run's `uid` (run_uid.py): none of another run is in it.
     """
 
     def __init__(
         self, run: RunDir, node: str, *, is_first: Callable[[], bool], print_line: Callable[[str], None]
     ) -> None:
-        """is_first: as of NodeShipper."""
-        objects = Objects(run.url, limit_s=PART_LIMIT_S)
-        self._shipper = NodeShipper(run, node, objects, is_first=is_first)
-        self._run = run
-        self._print_line = print_line
+        """is_first: whether this node has rank 0, whose metrics are the run's."""
+        self._run, self._node, self._is_first, self._print_line = run, node, is_first, print_line
+        self._objects = Objects(run.url, limit_s=PART_LIMIT_S)
+        self._bytes: dict[str, int] | None = None  # of each file, that are uploaded
+        self._lines: dict[Path, MetricsShipper] = {}
         self._clock = SystemClock()
-        self._began_s = self._clock.monotonic()
-        self._has_failed = False
         self._closing = threading.Event()
         self._ends_s = inf
         self._has_arrived = False  # everything, at the end
-        self._problem = "no answer"
-        self._thread = threading.Thread(target=self._run_until_closed, name="uploads", daemon=True)
+        self._problem = ""  # of the last try
+        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -148,44 +110,63 @@ class LogShipper:
         if self._has_arrived:
             return ""
         return (
-            f"the last events and metrics of this node have not reached {self._run.url} ({self._problem}), so that report and status lack them; "
+            f"the last events and metrics of this node have not reached {self._run.url} ({self._problem or 'no answer'}), so that report and status lack them; "
             f"they stay in {self._run.local}, and the same command uploads them from there"
         )
 
-    def _run_until_closed(self) -> None:
+    def upload(self) -> bool:
+        """Upload new bytes; returns whether that was everything. Raises StoreFailed, OSError."""
+        # Events before metrics: a reader that finds a step must find the event that says which
+        # state its generation restored.
+        is_done = self._upload_files()
+        for path in _with_suffix(self._run.copies, ".jsonl"):
+            if path.name[0] != "." and (path.stem != self._node or self._is_first()):
+                self._lines.setdefault(path, MetricsShipper(path, path.stem, self._objects)).upload()
+        return is_done
+
+    def _upload_files(self) -> bool:
+        """The events and logs, in parts that are known by their offset in the file."""
+        if self._bytes is None:
+            listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
+            self._bytes = upload_parts.uploaded_bytes(
+                {name: about.size_bytes for name, about in listed.items()}
+            )
+        logs = (path for folder in listing(self._run.logs) for path in _with_suffix(folder, ".log"))
+        for path in [*_with_suffix(self._run.events, ".jsonl"), *logs]:
+            source = path.relative_to(self._run.local).as_posix()
+            while data := _whole_lines(path, at := self._bytes.get(source, 0)):
+                if not self._objects.create(upload_parts.part_name(source, at), data):
+                    # Another agent in this folder uploaded it, or the answer to an earlier try was
+                    # lost. What the store has is listed again with the next call.
+                    self._bytes = None
+                    return False
+                self._bytes[source] = at + len(data)
+        return True
+
+    def _work(self) -> None:
         pause_s = 0.0
         while not self._closing.wait(pause_s):
+            had_failed, pause_s = self._problem, PAUSE_S
             self._try()
-            pause_s = upload_parts.pause_s(self._clock.monotonic() - self._began_s)
-        self._upload_the_rest()
+            if self._problem and not had_failed:
+                self._print_line(
+                    f"events and metrics do not reach the run directory ({self._problem}); they stay on this node, training goes on, and the upload is tried again"
+                )
+            elif had_failed and not self._problem:
+                self._print_line("events and metrics reach the run directory again")
+        while not self._try() and self._clock.monotonic() < self._ends_s:
+            self._clock.sleep(TICK_S)
 
-    def _try(self) -> None:
+    def _try(self) -> bool:
+        """Returns whether everything has arrived."""
+        self._has_arrived = False
         try:
-            self._shipper.upload()
+            self._has_arrived, self._problem = self.upload(), ""
         except Exception as error:
             # The thread's edge. If the thread died of a store that does not answer, a full disk or
             # a bug, the run's report would end here, and no message would say so.
-            if not self._has_failed:
-                self._print_line(
-                    f"events and metrics do not reach the run directory ({error}); they stay on this node, training goes on, and the upload is tried again"
-                )
-            self._has_failed = True
-            return
-        if self._has_failed:
-            self._print_line("events and metrics reach the run directory again")
-        self._has_failed = False
-
-    def _upload_the_rest(self) -> None:
-        """Until everything has arrived, a try fails in a way that cannot pass, or time is over."""
-        while self._clock.monotonic() < self._ends_s and not self._has_arrived:
-            try:
-                self._has_arrived = self._shipper.upload()
-            except StoreUnavailable as error:
-                self._problem = str(error)
-                self._clock.sleep(TICK_S)
-            except Exception as error:
-                self._problem = str(error)
-                return
+            self._problem = str(error)
+        return self._has_arrived
 
 
 def upload_left_behind(run: RunDir) -> str:

@@ -100,10 +100,6 @@ def last(events: Events, kind: type[E]) -> LoggedEvent[E] | None:
     return next(iter(of_kind(events[::-1], kind)), None)
 
 
-def in_generation(events: Events, generation: int) -> list[LoggedEvent[Event]]:
-    return [each for each in events if each.generation == generation]
-
-
 def by_generation(events: Events) -> Mapping[int, list[LoggedEvent[Event]]]:
     """For those who ask for one generation after another; one without events has an empty list."""
     found = defaultdict[int, list[LoggedEvent[Event]]](list)

@@ -18,7 +18,7 @@ from elastic.observe import metrics_files, step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.system.files import FULL, create_whole, make_folders, read_if_there
-from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, json_line, last_lines, lines_of
+from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 1024  # that a rewind tells of, at most
 _TAIL_BYTES = 64 * 1024
@@ -82,21 +82,17 @@ class Metrics:
         metrics_files.check_newest(self._path, self._generation)
         base = metrics_files.newest_file(self._path)
         kept_bytes, rewound = _cut(read_if_there(base), step)
-        older = [file for file in metrics_files.files(self._path).values() if file != base][::-1]
-        first = 0 if rewound.last is None else rewound.last.step
-        lost = _lines_between(first, step, older)
-        highest = max([rewound.highest, *lost])
+        older = [file for file in metrics_files.files(self._path).values() if file != base]
+        last_step = 0 if rewound.last is None else rewound.last.step
         rewound = replace(
             rewound,
-            highest=highest,
             # A file stays until a newer one has as many steps: after a second fault before that, it
             # alone shows how far the run had come.
-            ever=max([highest, *map(_highest, older)]),
-            last=next(reversed(lost.values()), rewound.last),
-            missing=0 if self._is_copy else max(0, step - first) - len(lost),
+            ever=max([rewound.highest, *map(_highest, older)]),
+            missing=0 if self._is_copy else max(0, step - last_step),
         )
         self._file.close()
-        self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes, [*lost.values()]))
+        self._file = AppendedFile(self._own, partial(self._begin, base, kept_bytes))
         try:
             self._file.open()
         except OSError as error:
@@ -107,17 +103,15 @@ class Metrics:
             metrics_files.show(self._path)
         metrics_files.check_newest(self._path, self._generation)
         for file in older:
-            if _highest(file) <= highest:  # this file has the lines of it that count
+            if _highest(file) <= rewound.highest:
                 file.unlink(missing_ok=True)
         return rewound
 
-    def _begin(self, base: Path, kept_bytes: int, lost: list[StepLine]) -> None:
-        """Make the own file, of the first bytes of `base` and these lines; raises as `rewind`."""
-        if self._own.exists():
-            return  # by a try that found no room to make the name durable
-        make_folders(self._path.parent)
-        data = read_if_there(base)[:kept_bytes] + b"".join(json_line(line.to_json()) for line in lost)
-        create_whole(self._own, data, fsync=True)
+    def _begin(self, base: Path, kept_bytes: int) -> None:
+        """Make the own file, of the first bytes of `base`; raises as `rewind`."""
+        if not self._own.exists():  # by a try that found no room to make the name durable
+            make_folders(self._path.parent)
+            create_whole(self._own, read_if_there(base)[:kept_bytes], fsync=True)
 
     def sync(self) -> None:
         """Make the lines so far durable, but for those that wait, and have the path name the newest
@@ -140,23 +134,7 @@ def newest(path: Path) -> StepLine | None:
 
 def newest_lines(path: Path) -> list[StepLine]:
     """Some of the last lines, in order: as many as are read at once."""
-    try:
-        return list(parse_lines(last_lines(metrics_files.newest_file(path), _TAIL_BYTES), step_line.parse))
-    except FileNotFoundError:
-        return []
-
-
-def _lines_between(first: int, step: int, older: list[Path]) -> dict[int, StepLine]:
-    """By step, in their order, the lines behind `first` up to `step` that only older files have.
-
-    The newest generation fell back, and a node that was away then has brought a newer state.
-    """
-    found: dict[int, StepLine] = {}
-    for file in older if first < step else []:
-        for line in parse_lines(lines_of(file), step_line.parse):
-            if first < line.step <= step:
-                found.setdefault(line.step, line)
-    return dict(sorted(found.items()))
+    return list(parse_lines(last_lines(metrics_files.newest_file(path), _TAIL_BYTES), step_line.parse))
 
 
 def _highest(file: Path) -> int:
@@ -165,18 +143,12 @@ def _highest(file: Path) -> int:
 
 
 def _last_line(file: Path) -> StepLine | None:
-    """A recipe may log long lines: the part that is read grows until it has one."""
-    try:
-        size_bytes = file.stat().st_size
-    except FileNotFoundError:
-        return None
-    tail_bytes = _TAIL_BYTES
-    while True:
-        lines = last_lines(file, tail_bytes)
-        line = next(parse_lines(reversed(lines), step_line.parse), None)
-        if line is not None or tail_bytes >= size_bytes:
+    """A recipe may log long lines: the longest that is written is looked for then."""
+    for tail_bytes in (_TAIL_BYTES, LINE_LIMIT_BYTES):
+        lines = reversed(last_lines(file, tail_bytes))
+        if (line := next(parse_lines(lines, step_line.parse), None)) is not None:
             return line
-        tail_bytes *= 8
+    return None
 
 
 def _cut(data: bytes, step: int) -> tuple[int, Rewound]:

@@ -62,22 +62,15 @@ def check_newest(path: Path, generation: int) -> None:
         )
 
 
-def is_shown(path: Path, file: Path) -> bool:
-    """Whether `path` names this file, if the file is there and does not wait for room."""
-    try:
-        return _is_one_file(file.lstat(), path)
-    except FileNotFoundError:
-        return True
-
-
 def show(path: Path) -> None:
     """Have `path` name the newest file. Raises OSError."""
     for _ in range(_TRIES):
         newest = next(reversed(files(path).values()), path)
-        if is_shown(path, newest):
-            return
-        # This process may sleep before the rename; the next look tells.
-        with suppress(FileNotFoundError):  # it was removed, because there are newer ones
+        # It was removed, because there are newer ones, or waits for room.
+        with suppress(FileNotFoundError):
+            if _is_one_file(newest.lstat(), path):
+                return
+            # This process may sleep before the rename; the next look tells.
             link_over(newest, path)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics, metrics_files, step_line
-from elastic.observe.log import EventsReader, parse_lines
+from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
 from elastic.observe.series import LoggedValues
@@ -43,8 +43,7 @@ class RunReader:
         self._run, self._points = run, points
         self._path = run.metrics_of(node) if node else run.metrics
         self._with_values = with_values or self.has_curves
-        self._events = EventsReader(run.events)
-        self._events_now: Events = []
+        self._events: Events = []
         self._file: tuple[Path, GrowingFile] | None = None  # of the newest metrics
         self._begin()
 
@@ -61,34 +60,32 @@ class RunReader:
 
     def read_events(self) -> Events:
         """All of them; before the steps."""
-        self._events_now = self._events.read()
-        return self._events_now
+        self._events = read_events(self._run.events)
+        return self._events
 
     def new_steps(self) -> Iterator[StepBatch]:
         """What was completed since the last call, in order: of a file that has begun since, all."""
-        file = self._newest_file()
-        is_first, too_long = True, file.num_left_out
-        for text in file.texts_to_end():
-            if is_first and file.started_over:
-                self._begin()
-            is_first = False
-            lines, num_unreadable = _lines_in(text, with_values=self._with_values)
-            batch = StepBatch(lines=lines, num_unreadable=num_unreadable + file.num_left_out - too_long)
-            too_long = file.num_left_out
-            self._parts.append(columns_of(lines, batch.num_unreadable))
+        path = metrics_files.newest_file(self._path)
+        if self._file is None or self._file[0] != path:
+            self.close()
+            self._file = path, GrowingFile(path)
+        texts = self._file[1].texts_to_end()
+        if self._file[1].started_over:  # perhaps there is no file: the run was set aside
+            self._begin()
+        for text in texts:
+            batch = _batch_of(text, with_values=self._with_values)
+            self._parts.append(columns_of(batch.lines, batch.num_unreadable))
             if self.has_curves:
                 self._logged.add(batch)
-            if lines:
-                self._newest = lines[-1]
+            if batch.lines:
+                self._newest = batch.lines[-1]
             yield batch
-        if is_first:  # there is no file: the run was set aside
-            self._begin()
 
     def record(self) -> Record:
         """As far as it was read."""
         self._parts = [joined(self._parts)]
         return Record(
-            events=self._events_now,
+            events=self._events,
             steps=self._parts[0],
             newest=self._newest,
             age_s=_age_s(self._run, self._path),
@@ -99,13 +96,6 @@ class RunReader:
         if self._file is not None:
             self._file[1].close()
         self._file = None
-
-    def _newest_file(self) -> GrowingFile:
-        path = metrics_files.newest_file(self._path)
-        if self._file is None or self._file[0] != path:
-            self.close()
-            self._file = path, GrowingFile(path)
-        return self._file[1]
 
     def _begin(self) -> None:
         """What came before does not count any more."""
@@ -122,13 +112,12 @@ def read_run(run: RunDir, *, points: int = 0) -> Record:
 
 def read_newest(run: RunDir) -> Record:
     """The same with the newest step alone, however long the run is: for `status`."""
-    events = EventsReader(run.events).read()
-    line = metrics.newest(run.metrics)
-    return Record(events=events, steps=NO_STEPS, newest=line, age_s=_age_s(run, run.metrics))
+    events, newest = read_events(run.events), metrics.newest(run.metrics)
+    return Record(events=events, steps=NO_STEPS, newest=newest, age_s=_age_s(run, run.metrics))
 
 
-def _lines_in(text: bytes, *, with_values: bool) -> tuple[list[StepLine], int]:
-    """The steps of whole lines, and how many of the lines are none."""
+def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
+    """The steps of whole lines."""
     lines: list[StepLine] = []
     texts = [line for line in text.split(b"\n") if line.strip()]
     for each in texts:
@@ -137,7 +126,7 @@ def _lines_in(text: bytes, *, with_values: bool) -> tuple[list[StepLine], int]:
         # A name may hold half of a pair of surrogates, which msgspec does not read.
         except (ValueError, RecursionError):
             lines += parse_lines([each], step_line.parse)
-    return lines, len(texts) - len(lines)
+    return StepBatch(lines=lines, num_unreadable=len(texts) - len(lines))
 
 
 _JSON = msgspec.json.Decoder(dict[str, Any])

@@ -25,12 +25,12 @@ Times are those of the nodes' clocks, which agree to within a second or so (NTP)
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from elastic import events as kinds
 from elastic.observe.generations import DOWN, REHEARSAL, STOP, Generation
-from elastic.observe.logged_event import Events, LoggedEvent, first, last, of_kind
+from elastic.observe.logged_event import LoggedEvent, first, last, of_kind
 
 # A fault that ends a generation lets the group finish two more steps at most: the one in flight,
 # and the last one of a drain. After more steps than that the fault was survived (a slow
@@ -72,75 +72,52 @@ class Recovery:
     step: int | None
     ended_s: float | None
     why: str
-    line: str = ""
+    line: str
 
 
 def recoveries(generations: Sequence[Generation]) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
     found: list[Recovery] = []
-    begin = 0  # the newest generation that brought a new step, or was stopped as planned
-    for place, now in enumerate(generations):
-        if place and (generations[place - 1].new_step or generations[place - 1].gap == STOP):
-            begin = place - 1
-        if now.cause not in ("start", REHEARSAL):
-            tries = [each for each in found if each.generation > generations[begin].generation]
-            found.append(_recovery(generations[begin : place + 1], tries))
+    # Since the newest generation that brought a new step, or was stopped as planned.
+    tries, began_s = list[Recovery](), math.inf
+    for before, now in zip([None, *generations], generations, strict=False):
+        if before is not None and (before.new_step or before.gap == STOP):
+            tries, began_s = [], math.inf
+        if now.cause in ("start", REHEARSAL):
+            continue
+        restored, new_step = last(now.own, kinds.Restored), now.new_step
+        fault_s, end_s = _fault(before)
+        gone_s = before.ends_s if before is not None and before.gap == DOWN else now.begins_s
+        begin_s = now.begins_s if fault_s is None else fault_s
+        began_s = min(began_s, begin_s)
+        marks = [begin_s, end_s, gone_s, now.begins_s, _time(restored), _time(new_step)]
+        one = Recovery(
+            cause=now.cause,
+            lost_steps=restored.event.lost_steps if restored else 0,
+            source=restored.event.source if restored else None,
+            **dict(zip([f"{phase}_s" for phase in PHASES], _phases_s(marks), strict=True)),
+            total_s=max(mark for mark in marks if mark is not None) - began_s if new_step else None,
+            tries=len(tries) + 1,
+            generation=now.generation,
+            step=new_step.event.step if new_step else None,
+            ended_s=_time(new_step),
+            why=now.why,
+            line="",
+        )
+        tries.append(one)
+        found.append(replace(one, line=_line(tries)) if new_step else one)
     return found
 
 
-def _recovery(chain: Sequence[Generation], tries: Sequence[Recovery]) -> Recovery:
-    """chain: the generation from which the run went on, those that brought no new step, and the one
-    that the recovery led to. tries: the recoveries of those between.
-    """
-    now, before = chain[-1], chain[-2] if len(chain) > 1 else None
-    restored, new_step = last(now.own, kinds.Restored), now.new_step
-    fault_s, end_s = (None, None) if before is None else _ended(before)
-    gone_s = before.ends_s if before is not None and before.gap == DOWN else now.begins_s
-    begin = now.begins_s if fault_s is None else fault_s
-    marks = [begin, end_s, gone_s, now.begins_s, _time(restored), _time(new_step)]
-    phases_s = dict(zip([f"{phase}_s" for phase in PHASES], _phases_s(marks), strict=True))
-    if len(chain) > 2:
-        first_fault_s = _ended(chain[0])[0]
-        begin = min(begin, chain[1].begins_s if first_fault_s is None else first_fault_s)
-    total_s = max(mark for mark in marks if mark is not None) - begin if new_step else None
-    lost_steps, line = restored.event.lost_steps if restored else 0, ""
-    if new_step is not None:
-        all_lost = sum([lost_steps, *(each.lost_steps for each in tries)])
-        away_s = sum([phases_s["down_s"] or 0.0, *(each.down_s or 0.0 for each in tries)])
-        down = f" (for {away_s:.2f} s of it no node answered)" if away_s else ""
-        number = f" in {len(chain) - 1} tries" if len(chain) > 2 else ""
-        why = tries[0].why if tries else now.why
-        line = (
-            f"back at step {new_step.event.step} after {total_s:.2f} s{down}{number}: {why},"
-            f" {all_lost} step{'' if all_lost == 1 else 's'} lost"
-        )
-    return Recovery(
-        cause=now.cause,
-        lost_steps=lost_steps,
-        source=restored.event.source if restored else None,
-        **phases_s,
-        total_s=total_s,
-        tries=max(1, len(chain) - 1),
-        generation=now.generation,
-        step=new_step.event.step if new_step else None,
-        ended_s=_time(new_step),
-        why=now.why,
-        line=line,
+def _line(tries: Sequence[Recovery]) -> str:
+    """tries: the last one has brought a new step."""
+    lost_steps, down_s = sum(each.lost_steps for each in tries), sum(each.down_s or 0.0 for each in tries)
+    down = f" (for {down_s:.2f} s of it no node answered)" if down_s else ""
+    number = f" in {len(tries)} tries" if len(tries) > 1 else ""
+    return (
+        f"back at step {tries[-1].step} after {tries[-1].total_s:.2f} s{down}{number}: {tries[0].why},"
+        f" {lost_steps} step{'' if lost_steps == 1 else 's'} lost"
     )
-
-
-def _ended(before: Generation) -> tuple[float | None, float | None]:
-    """As `_fault`, of one generation before another; None and None for a planned stop.
-
-    Then the clock starts with the generation that resumes: how long the run lay still depends on
-    the user, and says nothing about the recovery.
-    """
-    if before.gap == STOP:
-        return None, None
-    fault_s, noticed_s = _fault(before.own, before.step_times_s)
-    if fault_s is None:  # all nodes died without a word
-        fault_s = max(before.step_times_s, default=None)
-    return fault_s, noticed_s
 
 
 def _phases_s(marks: list[float | None]) -> list[float | None]:
@@ -157,12 +134,12 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
     return [None if a is None or b is None else b - a for a, b in pairwise(ordered)]
 
 
-def _fault(own: Events, step_times_s: Sequence[float]) -> tuple[float | None, float | None]:
+def _fault(of: Generation | None) -> tuple[float | None, float | None]:
     """(when a generation's fault first showed, when its end was noticed), from its `own` events.
 
-    step_times_s: when its steps ended, in their order.
-
-    None if no event tells. The candidates for the first sign are:
+    None if no event tells. Of a planned stop both are None: then the clock starts with the
+    generation that resumes, since how long the run lay still depends on the user, and says nothing
+    about the recovery. The candidates for the first sign are:
 
     - What happened to a worker, and the request of a drain, at their own times.
     - A hang, at the time of the last progress before it: the run has stood still since then, and
@@ -171,29 +148,25 @@ def _fault(own: Events, step_times_s: Sequence[float]) -> tuple[float | None, fl
       that it causes, and an injected pause has no other sign. Only the newest one counts: each
       earlier one had its own consequences, or none.
     - If there is none of these before the end was noticed, a node fell silent, with its machine or
-      its network. Nothing shows that but the missing steps. The group has stood still since the
-      last step before, because each step needs every node.
+      its network, or all nodes did. Nothing shows that but the missing steps. The group has stood
+      still since the last step before, because each step needs every node.
     """
-    noticed = _time(first(own, kinds.GenerationEnded))
+    if of is None or of.gap == STOP:
+        return None, None
+    noticed_s, times_s = _time(first(of.own, kinds.GenerationEnded)), of.step_times_s
     signs = [
         each.time - (each.event.silence_s if isinstance(each.event, kinds.HangDetected) else 0.0)
-        for each in own
+        for each in of.own
         if isinstance(each.event, SIGNS)
     ]
-    if noticed is not None and min(signs) >= noticed:
-        signs.append(max((time for time in step_times_s if time <= noticed), default=noticed))
+    if noticed_s is not None and min(signs) >= noticed_s:
+        signs.append(max((time for time in times_s if time <= noticed_s), default=noticed_s))
     injected = [
         each.time
-        for each in of_kind(own, kinds.FaultInjected)
-        if not _exceeds(step_times_s, each.time, _STEPS_AFTER_A_FAULT)
+        for each in of_kind(of.own, kinds.FaultInjected)
+        if sum(time > each.time for time in times_s) <= _STEPS_AFTER_A_FAULT
     ]
-    return min(injected[-1:] + signs, default=None), noticed
-
-
-def _exceeds(times_s: Sequence[float], time_s: float, most: int) -> bool:
-    """Whether more than `most` of the times are later; the last ones mostly are."""
-    later = (each for each in reversed(times_s) if each > time_s)
-    return sum(1 for _ in islice(later, most + 1)) > most
+    return min(injected[-1:] + signs, default=max(times_s, default=None)), noticed_s
 
 
 def _time(event: LoggedEvent[kinds.Event] | None) -> float | None:

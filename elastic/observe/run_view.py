@@ -14,19 +14,11 @@ import numpy as np
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.checkpoints import Checkpoints, checkpoints
-from elastic.observe.doubts import (
-    ComparedSteps,
-    Divergence,
-    compared,
-    divergences,
-    logged_by_rank,
-    not_restored,
-)
+from elastic.observe.doubts import ComparedSteps, Divergence, compared, divergences, not_restored
 from elastic.observe.generations import Generation, Start, generations
 from elastic.observe.goodput import TimeSpent, time_spent
 from elastic.observe.incidents import Incident, incidents
-from elastic.observe.logged_event import E, Events, in_generation, last, of_kind
+from elastic.observe.logged_event import E, Events, LoggedEvent, by_generation, last, of_kind
 from elastic.observe.recovery import Recovery, recoveries
 from elastic.observe.series import Curves
 from elastic.observe.step_columns import Floats, SlowRank, StepColumns, known, slow_ranks
@@ -59,6 +51,21 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """newest: a restore would try it first, and none has rejected it since. It may be gone: where
+    all newer ones were rejected, retention may have deleted it.
+
+    saving_s: seconds of each committed save.
+    """
+
+    committed: int
+    failed: int
+    fenced: int
+    newest: LoggedEvent[kinds.CheckpointCommitted] | None
+    saving_s: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlainScript:
     """A script without this library: known by its restarts, its exit and its time, and by no step.
 
@@ -77,7 +84,7 @@ class RunView:
     generation: `failed`, `drained` (an agent left it as planned, and saved what it could) or
     `interrupted` (its agents died without a last event, or waited in vain for others). The same
     command resumes a run that is drained or interrupted. now_s: the present, by the clock of what
-    was recorded. is_finished, end: whether the run is complete, and the event that says so.
+    was recorded. end: the event that says that the run is complete.
 
     stopped: where the recipe ended the run before its last step. failed, traceback: how the newest
     generation ended, if training failed. plain: of a script without this library, which has no
@@ -147,10 +154,6 @@ class RunView:
     curves: Curves | None
 
     @property
-    def is_finished(self) -> bool:
-        return self.end is not None
-
-    @property
     def began_s(self) -> float | None:
         """When the first generation began."""
         return self.generations[0].begins_s if self.generations else None
@@ -163,25 +166,28 @@ def view_of(
     not show them. parent: what the run began from, if that was another run.
     """
     events, trained, newest = record.events, record.steps, record.newest
-    by_generation, seconds = trained.by_generation(), known(trained.seconds)
+    of_each, seconds = trained.by_generation(), known(trained.seconds)
     ages_s = beat_ages_s or {}
     start, now_s = last(events, kinds.GenerationStarted), _now_s(record)
     number = start.generation if start else 0
-    own = in_generation(events, number)  # of the newest generation
+    own = by_generation(events)[number]  # of the newest generation
+    # Each generation says how long the run is when it begins to train, and the last at its end.
+    of_length = kinds.RunStarted | kinds.RunFinished
+    lengths = [0, *(each.event.steps for each in events if isinstance(each.event, of_length))]
     end, stopped = _end_of_run(events, start), last(events, kinds.Stopped)
     stop = stopped.event if stopped and end and end.steps == stopped.event.step else None
-    state = "finished" if end else _state(events, own, newest, now_s, ages_s)
+    state = "finished" if end else _state(events, own, record, ages_s)
     running_s = now_s if state == "running" else None
     workers, world_size = _training(own, start, ages_s) if start and state == "running" else ([], 0)
-    begun = generations(events, by_generation, running_s)
-    plain = _plain_script(events, begun, is_over=end is not None) if start and start.event.plain else None
-    recovered = [] if plain else recoveries(begun)
+    begun = generations(events, of_each, running_s)
+    recovered = [] if start and start.event.plain else recoveries(begun)
     restores, started = _all(events, kinds.Restored), last(events, kinds.RunStarted)
     step = end.steps if end else newest.step if newest else trained.last_step
     # Not by time: an agent that leaves alone writes its last event once the others have committed
     # its state, in their next generation.
     failed = None if end else last(own, kinds.RunFailed)
     error = last(events, kinds.WorkerFailed) if failed else None
+    plain = _plain_script(events, begun, end, failed) if start and start.event.plain else None
     snapshots, moved = last(events, kinds.SnapshotInterval), last(events, kinds.ShardsMoved)
     return RunView(
         state=state,
@@ -193,7 +199,7 @@ def view_of(
         plain=plain,
         newest=newest,
         step=step,
-        length=stop.steps if stop else _length(events),
+        length=stop.steps if stop else lengths[-1] or None,
         highest_step=max([step, *(each.step + each.lost_steps for each in restores)]),
         epochs=end.epochs if end else started.event.epochs_done(step) if started else 0,
         generation=number,
@@ -207,7 +213,7 @@ def view_of(
         generations=begun,
         recoveries=recovered,
         incidents=incidents(events, begun, recovered, state),
-        checkpoints=checkpoints(events),
+        checkpoints=checkpoints_of(events),
         audits={"done": int((trained.audited == 1).sum()), "failed": len(of_kind(events, kinds.AuditFailed))},
         rehearsals=compared(events, kinds.Rehearsed),
         overlaps=compared(events, kinds.Overlapped),
@@ -216,10 +222,12 @@ def view_of(
         divergences=divergences(events),
         replays=_all(events, kinds.ReplayDiffered),
         edits=_all(events, kinds.RecipeEdited),
-        logged_by_rank=logged_by_rank(events),
+        logged_by_rank=[
+            *dict.fromkeys(name for each in _all(events, kinds.LoggedByRank) for name in each.names)
+        ],
         snapshots=snapshots.event if snapshots else None,
-        slow_ranks=slow_ranks(events, by_generation),
-        slow_now=slow_ranks(events, dict([*by_generation.items()][-1:])),
+        slow_ranks=slow_ranks(events, of_each),
+        slow_now=slow_ranks(events, dict([*of_each.items()][-1:])),
         shards_by_rank=moved.event.shards if moved and moved.generation >= number else [],
         lineage=[] if parent is None else [*parent.lineage],
         scheduled=[
@@ -242,22 +250,48 @@ def _end_of_run(events: Events, start: Start | None) -> kinds.RunFinished | None
     return found.event if found and not is_older else None
 
 
-def _plain_script(events: Events, begun: list[Generation], *, is_over: bool) -> PlainScript:
-    ended = (
-        each.event for each in events[::-1] if isinstance(each.event, kinds.RunFailed | kinds.GenerationEnded)
+def checkpoints_of(events: Events) -> Checkpoints:
+    """A rejection names a step, and not which of its checkpoints it is about: it counts for all
+    that older generations committed there, until a later restore loads one of them.
+    """
+    commits = of_kind(events, kinds.CheckpointCommitted)
+    by_step = {each.event.step: each for each in sorted(commits, key=lambda each: each.generation)}
+    good: dict[int, int] = {}  # by step, in which generation it was written or loaded last
+    # A generation restores before it commits, whatever its nodes' clocks say. A newer one may have
+    # gone back behind a step that an older one committed.
+    order = (kinds.CheckpointRejected, kinds.Restored, kinds.CheckpointCommitted)
+    told = [each for each in events if type(each.event) in order]
+    for each in sorted(told, key=lambda each: (each.generation, order.index(type(each.event)))):
+        match each.event:
+            case kinds.CheckpointRejected(step=step):
+                good.pop(step, None)
+            case kinds.CheckpointCommitted(step=step) | kinds.Restored(step=step, source="checkpoint"):
+                good[step] = each.generation
+            case _:
+                pass
+    found = [(generation, step) for step, generation in good.items() if step in by_step]
+    return Checkpoints(
+        committed=len(commits),
+        failed=len(of_kind(events, kinds.CheckpointFailed)),
+        fenced=len(of_kind(events, kinds.CheckpointFenced)),
+        newest=by_step[max(found)[1]] if found else None,
+        saving_s=[each.event.seconds for each in commits],
     )
-    match next(ended, None):
-        case _ if is_over:
-            last_exit = "exit code 0"
-        case kinds.RunFailed(exit_code=code, reason=reason):
-            last_exit = f"exit code {code}: {reason}"
-        case kinds.GenerationEnded(cause=cause):
-            last_exit = cause
-        case _:
-            last_exit = ""
+
+
+def _plain_script(
+    events: Events,
+    begun: list[Generation],
+    end: kinds.RunFinished | None,
+    failed: LoggedEvent[kinds.RunFailed] | None,
+) -> PlainScript:
+    ended = last(events, kinds.GenerationEnded)
+    last_exit = ended.event.cause if ended else ""
+    if failed:
+        last_exit = f"exit code {failed.event.exit_code}: {failed.event.reason}"
     return PlainScript(
         restarts=dict(Counter(each.cause for each in begun[1:])),
-        last_exit=last_exit,
+        last_exit="exit code 0" if end else last_exit,
         running_s=sum(max(0.0, each.ends_s - each.begins_s) for each in begun),
     )
 
@@ -270,38 +304,24 @@ def _now_s(record: Record) -> float:
     return max(times_s, default=0.0) + record.age_s
 
 
-def _state(
-    events: Events,
-    own: Events,
-    newest: StepLine | None,
-    now_s: float,
-    beat_ages_s: Mapping[str, float],
-) -> str:
+def _state(events: Events, own: Events, record: Record, beat_ages_s: Mapping[str, float]) -> str:
     """Of a run that has not finished. own: events of the newest generation."""
-    # Perhaps after a failure, and waiting for others.
-    if _is_stepping(events, newest, now_s) or _is_beating(events, beat_ages_s):
+    goodbyes = [each for each in events if isinstance(each.event, kinds.GOODBYES)]
+    # A node whose agent wrote its last event is gone, however young its heartbeat. A node that
+    # comes back has a new name, because each agent process is a node of its own.
+    gone = {each.node for each in goodbyes}
+    is_alive = any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
+    newest = record.newest
+    if newest is not None and newest.time is not None and _now_s(record) - newest.time < ALIVE_WITHIN_S:
+        # A young step proves a live agent; its heartbeats may be in etcd, or in another folder.
+        step = newest.time, newest.generation
+        is_alive |= not any(each.time >= step[0] and each.generation >= step[1] for each in goodbyes)
+    if is_alive:  # perhaps after a failure, and waiting for others
         return "running"
     if last(own, kinds.RunFailed):
         return "failed"
     left = _all(own, kinds.RunInterrupted)
     return "drained" if left and not any(each.gave_up for each in left) else "interrupted"
-
-
-def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
-    """A node whose agent wrote its last event is gone, however young its heartbeat.
-
-    A node that comes back has a new name, because each agent process is a node of its own.
-    """
-    gone = {each.node for each in events if isinstance(each.event, kinds.GOODBYES)}
-    return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
-
-
-def _is_stepping(events: Events, newest: StepLine | None, now_s: float) -> bool:
-    """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
-    if newest is None or newest.time is None or now_s - newest.time >= ALIVE_WITHIN_S:
-        return False
-    later = [each for each in events if each.time >= newest.time and each.generation >= newest.generation]
-    return not any(isinstance(each.event, kinds.GOODBYES) for each in later)
 
 
 def _training(own: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tuple[list[Worker], int]:
@@ -317,16 +337,6 @@ def _training(own: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tu
         if (each.node, each.event.pid) not in gone and each.node not in dead
     ]
     return sorted(workers, key=lambda each: each.rank), len(workers) if dead else start.event.world_size
-
-
-def _length(events: Events) -> int | None:
-    """Each generation says how long the run is when it begins to train, and the last at its end."""
-    lengths = (
-        each.event.steps
-        for each in events[::-1]
-        if isinstance(each.event, kinds.RunStarted | kinds.RunFinished)
-    )
-    return next(lengths, None) or None
 
 
 def _step_time(seconds: Floats) -> dict[str, float | None]:

@@ -1,7 +1,7 @@
 """A curve of any length becomes a few points, in which each spike and each gap is still there.
 
-Neighbouring steps form a bucket whose width is a power of two. Of each bucket stay the lowest, the
-highest and the first point without a value, which a chart shows as a gap. It does not promise the
+Neighbouring steps form a bucket. Of each stay the lowest, the highest and the first point without a
+value, which a chart shows as a gap. It does not promise the
 points in between.
 """
 
@@ -94,28 +94,21 @@ class LoggedValues:
 def thinned(name: str, at: Ints, values: Floats, most: int) -> Series:
     """at, values: of shape (points,), in the order of the steps. The newest point stays too."""
     values = np.where(np.isfinite(values), values, np.nan)
-    gaps = at[np.isnan(values)]
-    bucket = 1
-    # Of each bucket at most three points stay.
-    while len(at) > most and np.count_nonzero(np.diff(at // bucket)) >= most // 3:
-        bucket *= 2
-    if bucket > 1:
-        kept = np.union1d(_ends(at // bucket, values), [len(at) - 1])
-        at, values = at[kept], values[kept]
+    is_gap = np.isnan(values)
+    gaps, bucket, places = at[is_gap], 1, np.arange(len(at))
+    if len(at) > most:
+        parts = np.array_split(places, most // 3)  # of each at most three points stay
+        bucket = len(parts[0])
+        highest, lowest = np.where(is_gap, -np.inf, values), np.where(is_gap, np.inf, values)
+        kept = {len(at) - 1}
+        for own in parts:
+            kept |= {own[highest[own].argmax()], own[lowest[own].argmin()], own[is_gap[own].argmax()]}
+        places = np.array(sorted(kept))
     return Series(
         name=name,
-        at=at.tolist(),
-        values=[None if math.isnan(value) else value for value in values.tolist()],
+        at=at[places].tolist(),
+        values=[None if math.isnan(value) else value for value in values[places].tolist()],
         bucket=bucket,
         gaps=len(gaps),
         first_gap=int(gaps[0]) if len(gaps) else None,
     )
-
-
-def _ends(bucket: Ints, values: Floats) -> Ints:
-    """The places of the lowest, the highest and the first gap of each bucket."""
-    begins = np.flatnonzero(np.diff(bucket, prepend=bucket[0] - 1))
-    of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(bucket)))
-    lowest, highest = np.fmin.reduceat(values, begins)[of], np.fmax.reduceat(values, begins)[of]
-    found = [np.flatnonzero(each) for each in (values == lowest, values == highest, np.isnan(values))]
-    return np.unique(np.concatenate([each[np.unique(of[each], return_index=True)[1]] for each in found]))

@@ -24,18 +24,10 @@ from elastic.observe.step_line import StepLine
 EVENTS = "events"
 LOGS = "logs"
 METRICS = "metrics"
-FIRST_PAUSE_S = 3.0
-LONGEST_PAUSE_S = 15.0
-_PAUSE_PER_AGE = 0.005
 _COMPARED = Rehearsed, Overlapped, StepDiffered
 
 _PART = re.compile(r"(?P<stem>.+)/(?P<offset>\d{12})(?P<suffix>\.(?:jsonl|log))")
 _METRICS_PART = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<last>\d+)-.*\.jsonl")
-
-
-def pause_s(age_s: float) -> float:
-    """Seconds until the next part: few for a young run that a user watches, more for a long one."""
-    return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, age_s * _PAUSE_PER_AGE))
 
 
 def part_name(source: str, offset: int) -> str:
@@ -62,15 +54,6 @@ def uploaded_steps(names: Iterable[str]) -> dict[int, int]:
     """The last step of each generation that the store has a line of, by generation."""
     parts = filter(None, map(_METRICS_PART.fullmatch, names))
     return dict(sorted((int(part["generation"]), int(part["last"])) for part in parts))
-
-
-def not_uploaded(lines: Iterable[StepLine], uploaded: Mapping[int, int]) -> dict[int, list[StepLine]]:
-    """The lines that the store lacks, by generation; `uploaded` is from `uploaded_steps`."""
-    found: dict[int, list[StepLine]] = {}
-    for line in lines:
-        if line.step > uploaded.get(line.generation, 0):
-            found.setdefault(line.generation, []).append(line)
-    return found
 
 
 def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[StepLine], dict[int, int]]:

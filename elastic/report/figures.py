@@ -27,7 +27,7 @@ def report_json(view: RunView) -> dict[str, Any]:
     """The object of `report --json`; see RunView."""
     spent, saved = view.time, view.checkpoints
     return {
-        "finished": view.is_finished,
+        "finished": view.end is not None,
         "stopped": view.stopped,
         "failed": view.failed,
         "steps": view.step,

@@ -68,13 +68,13 @@ def page_of_two(difference: Difference, a: dict[str, Any], b: dict[str, Any]) ->
 
 def _headline(view: RunView) -> str:
     """What became of the run, and after which time; it rounds, and adds nothing."""
-    if not (view.generations or view.step or view.is_finished):  # a run without an agent has none
+    if not (view.generations or view.step or view.end):  # a run without an agent has none
         return "Not begun: no generation has formed yet."
     state = short(ended(view.state.capitalize(), view.stopped))
     if view.plain is not None:
         return f"{state}: a script that does not import elastic, {duration(view.plain.running_s)} in its generations."
     took = f" in {duration(view.time.wall_s)}" if view.time else ""
-    if view.is_finished:
+    if view.end:
         return f"{state}: {count(view.step, 'step', 'steps')}{took}."
     of = f" of {grouped(view.length)}" if view.length else ""
     why = f": {short(view.failed.reason).rstrip('.')}" if view.failed else ""

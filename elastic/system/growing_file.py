@@ -110,14 +110,13 @@ class AppendedFile:
 
 class GrowingFile:
     def __init__(self, path: Path, *, read_bytes: int = LINE_LIMIT_BYTES) -> None:
-        """One read takes at most `read_bytes`; a line that is longer, with its end, is left out."""
+        """One read takes at most `read_bytes`; of a line that is longer, with its end, the end
+        alone comes, as a line.
+        """
         self._path = path
         self._read_bytes = read_bytes
         self._file: BinaryIO | None = None
         self.position = 0  # how far it is read
-        self._is_skipping = False
-        self._is_at_end = True  # as far as the last read could see
-        self.num_left_out = 0  # lines that were too long
         self.started_over = False  # whether the last call began a file that it had not read before
 
     def lines_to_end(self) -> Iterator[bytes]:
@@ -129,25 +128,32 @@ class GrowingFile:
 
     def texts_to_end(self) -> Iterator[bytes]:
         """The same lines with their ends, as many at once as a read gives."""
-        if self._follow():
-            yield self._next()
-            while not self._is_at_end:
-                yield self._next()
+        self.started_over = not self._is_current()
+        if self.started_over:
+            self.close()
+            with suppress(FileNotFoundError, NotRegularFile):
+                self._file = open_regular(self._path)
+        return self._texts()
+
+    def _texts(self) -> Iterator[bytes]:
+        is_at_end = self._file is None
+        while self._file is not None and not is_at_end:
+            data = os.pread(self._file.fileno(), self._read_bytes, self.position)
+            is_at_end = len(data) < self._read_bytes
+            end = data.rfind(b"\n") + 1
+            # An unfinished line is read again from its start with the next call: nothing is kept of
+            # it, unless it fills a read.
+            self.position += end or (0 if is_at_end else len(data))
+            yield data[:end]
+
+    def unfinished(self, limit_bytes: int) -> bytes:
+        """What follows the lines that were read."""
+        return b"" if self._file is None else os.pread(self._file.fileno(), limit_bytes, self.position)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._file, self._is_at_end = None, True
-
-    def _follow(self) -> bool:
-        """Open what the path names now; returns whether there is a file to read."""
-        self.started_over = False
-        if not self._is_current():
-            self.close()
-            with suppress(FileNotFoundError, NotRegularFile):
-                self._file = open_regular(self._path)
-                self.position, self._is_skipping, self.started_over = 0, False, True
-        return self._file is not None
+        self._file, self.position = None, 0
 
     def _is_current(self) -> bool:
         # The file stays open between two calls because of this comparison: the number of a deleted
@@ -160,23 +166,6 @@ class GrowingFile:
         except FileNotFoundError:
             return False
         return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self.position
-
-    def _next(self) -> bytes:
-        assert self._file is not None
-        data = os.pread(self._file.fileno(), self._read_bytes, self.position)
-        end = data.rfind(b"\n") + 1
-        text = data[:end]
-        if self._is_skipping and text:
-            self._is_skipping = False
-            self.num_left_out += 1
-            text = text.partition(b"\n")[2]  # behind the end of a line that was too long
-        self._is_at_end = len(data) < self._read_bytes
-        if not self._is_at_end and end == 0:
-            self._is_skipping = True
-            end = len(data)
-        # An unfinished line is read again from its start with the next call: nothing is kept of it.
-        self.position += end
-        return text
 
 
 def json_line(record: dict[str, Any]) -> bytes:

@@ -80,7 +80,7 @@ def link(run: RunDir, groups: ProcessGroups, ours: Identity) -> AgentLink:
         uid = claim_uid(run, SystemClock())
     uid = groups.from_rank0(uid)
     if groups.local_rank == 0:
-        claim_local_copies(run, uid)
+        claim_local_copies(run, uid, SystemClock())
     # All copies are claimed once this has ended. The files of a launch are no other one's, also
     # where machines have one name; ranks of one machine follow each other.
     named = groups.all_gather(new_node_id() if groups.local_rank == 0 else "")

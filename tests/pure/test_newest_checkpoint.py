@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe.checkpoints import newest_checkpoint
+from elastic.observe.run_view import checkpoints_of
 
 
 def committed(generation, step, time=None):
@@ -20,7 +20,7 @@ def restored(generation, step, source="checkpoint"):
 
 
 def step_of(events):
-    found = newest_checkpoint(events)
+    found = checkpoints_of(events).newest
     return None if found is None else found.event.step
 
 
@@ -78,7 +78,7 @@ def test_a_step_committed_again_after_its_rejection_counts():
     """Both have the step; the age is that of the one that loads."""
     events = [committed(1, 100, 10.0), rejected(2, 100), committed(2, 100, 90.0)]
     assert step_of(events) == 100
-    assert newest_checkpoint(events[::-1]).time == 90.0
+    assert checkpoints_of(events[::-1]).newest.time == 90.0
 
 
 def test_a_rejected_snapshot_says_nothing_of_the_checkpoint():

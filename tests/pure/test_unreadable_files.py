@@ -217,7 +217,7 @@ def test_local_copies_that_cannot_be_seen_are_said_to_be_missing(tmp_path, monke
     one = LogShipper(run, "n1", is_first=lambda: False, print_line=print)
     Stale(tmp_path, monkeypatch, code).is_on = True
     one.start()
-    assert "have not reached memory://run" in one.close()
+    assert "have not reached memory://run" in one.close(0.1)
 
 
 def test_a_report_leaves_out_no_folder_that_may_not_be_read(run, monkeypatch):

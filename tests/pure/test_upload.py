@@ -12,9 +12,9 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import log_shipper as shipper
-from elastic.observe import metrics, upload_parts
+from elastic.observe import metrics
 from elastic.observe.log import EventLog
-from elastic.observe.log_shipper import LogShipper, NodeShipper, upload_left_behind
+from elastic.observe.log_shipper import LogShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -50,10 +50,6 @@ def restored(run, name, generation, step, lost_steps=0):
 
 def log_shipper(run, name, *, is_first=True, print_line=lambda text: None):
     return LogShipper(run, name, is_first=lambda: is_first, print_line=print_line)
-
-
-def node_shipper(run, objects=None):
-    return NodeShipper(run, "a", objects or Objects(run.url), is_first=lambda: True)
 
 
 def uploaded(run, name, **options):
@@ -106,8 +102,8 @@ def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
     run = node("a")
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
-    objects = Objects(run.url)
-    files = node_shipper(run, objects)
+    files = log_shipper(run, "a")
+    objects = files._objects
     assert objects.read("anything") is None
     lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
     limit_s, objects._limit_s = objects._limit_s, 1.0  # it is known to pass
@@ -131,7 +127,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
     """500 to every request for a while; what was written meanwhile is uploaded in the end."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(upload_parts, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(shipper, "PAUSE_S", 0.01)
     monkeypatch.setattr(shipper, "TICK_S", 0.01)
     run, reported, came = node("a"), [], threading.Event()
 
@@ -203,16 +199,6 @@ def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging, monke
     monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 120.0)
     assert upload_left_behind(run) == ""
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]
-
-
-def test_a_store_that_refuses_holds_up_no_end(node, hanging, monkeypatch):
-    """No time would help. The limits of this test are far beyond its own."""
-    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 10_000.0)
-    run = RunDir(url="s3://no-such-bucket-at-all/run", local=node("a").local)
-    restored(run, "a", 1, 0)
-    one = log_shipper(run, "a")
-    one.start()
-    assert "no-such-bucket-at-all" in one.close()
 
 
 def test_the_age_of_a_heartbeat_is_that_of_its_object(node):

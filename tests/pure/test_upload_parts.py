@@ -73,19 +73,6 @@ def test_names_of_parts_are_read_back():
     assert upload_parts.uploaded_steps(names) == {2: 12}
 
 
-def test_only_lines_that_the_store_lacks_are_uploaded():
-    """Two generations; the store has a part of each."""
-    lines = [line(1, 1), line(1, 2), line(2, 2), line(2, 3)]
-    assert upload_parts.not_uploaded(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
-    assert upload_parts.not_uploaded(lines, {}) == {1: lines[:2], 2: lines[2:]}
-
-
-def test_long_runs_upload_less_often():
-    """Users watch young runs; a run of a week must not leave a million objects."""
-    assert upload_parts.pause_s(0.0) == upload_parts.FIRST_PAUSE_S
-    assert upload_parts.pause_s(7 * 86400.0) == upload_parts.LONGEST_PAUSE_S
-
-
 def test_a_part_of_a_file_ends_with_a_line(tmp_path, monkeypatch):
     """Events that wait for the store are more than one part; the reader takes each apart by itself.
     A line that is longer than a part is cut all the same: it must not hold up the others.
