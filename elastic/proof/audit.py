@@ -21,14 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from elastic.config.environment import AgentLink
 from elastic.data import random_streams
 from elastic.data.fingerprint import fingerprint
-from elastic.data.loader import Batch, Loader
+from elastic.data.loader import Batch
 from elastic.divergence import Divergence, may_come_as_late
 from elastic.errors import MachineFault, RecipeNotExact
-from elastic.events import AuditFailed
-from elastic.observe.log import EventLog
 from elastic.proof.evidence import Evidence
 from elastic.proof.verdict import (
     DATA,
@@ -38,9 +35,8 @@ from elastic.proof.verdict import (
     audited_shard,
     auditor_of,
 )
-from elastic.system.clock import Clock
 from elastic.system.silence import Phase
-from elastic.train.groups import ProcessGroups
+from elastic.train.loop.build import LoopParts
 from elastic.train.state import structure
 from elastic.train.state.flat import tensor_checksum
 from elastic.train.state.state import State
@@ -68,29 +64,24 @@ class Call:
 Compute = Callable[[Call, Batch], Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Auditor:
     """What the audits of one rank in one generation share.
 
     compare: compares the states of all ranks as they were before the step, and raises if they
-    differ. log: on rank 0 alone. began: the step with whose state the generation began.
+    differ. began: the step with whose state the generation began.
     """
 
+    parts: LoopParts
     of_steps: StepParts
-    groups: ProcessGroups
-    loader: Loader
-    state: State
-    clock: Clock
-    link: AgentLink
     compare: Callable[[], None]
-    log: EventLog | None
     began: int = 0
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Afterwards the State, its gradients and the random streams are as before."""
         buffers, gradients = self.of_steps.buffers.save(), [(p, p.grad) for p in self.names]
-        modes = Modes.of(structure.submodules(self.state.modules))
+        modes = Modes.of(structure.submodules(self.parts.state.modules))
         with random_streams.kept(), self.of_steps.gradients.paused():
             try:
                 yield
@@ -103,10 +94,10 @@ class Auditor:
     @property
     def names(self) -> dict[nn.Parameter, str]:
         """All that a backward may give a gradient, with their names."""
-        trained = {each: f"parameter {place}" for place, each in enumerate(self.state.trained)}
+        trained = {each: f"parameter {place}" for place, each in enumerate(self.parts.state.trained)}
         return trained | {
             parameter: f"{name}.{path}"
-            for name, module in self.state.named_modules()
+            for name, module in self.parts.state.named_modules()
             for path, parameter in module._parameters.items()  # noqa: SLF001
             if parameter is not None
         }
@@ -163,7 +154,7 @@ class StepAudit:
         self._auditor = auditor
         self._step = step
         self._compute = compute
-        seed, rank = auditor.loader.order.seed, auditor.groups.rank
+        seed, rank = auditor.parts.loader.order.seed, auditor.parts.groups.rank
         spans = auditor.of_steps.exchange.spans
         self._shards = [audited_shard(seed, step, each) for each in spans]
         self.own, self._owner = self._shards[rank], audited_by(rank, len(spans))
@@ -180,7 +171,7 @@ class StepAudit:
 
     def after(self, number: int, output: Tensor) -> None:
         """It has ended; the modules have the buffers that it left."""
-        self._first.add_call(number, output, self._auditor.state)
+        self._first.add_call(number, output, self._auditor.parts.state)
 
     def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """What the shard `own` adds to the sum."""
@@ -212,7 +203,7 @@ class StepAudit:
 
     def _call_again(self, number: int) -> None:
         if self._batch is None:
-            self._batch = self._auditor.loader.shard(self._step, self.again.shard)
+            self._batch = self._auditor.parts.loader.shard(self._step, self.again.shard)
         before = self.again.buffers or self._auditor.of_steps.buffers.opening
         call = replace(self._first.begun[number][0], buffers=before)
         self._outputs[number] = self._run(self.again, call, self._batch)
@@ -223,7 +214,7 @@ class StepAudit:
         computation.begin(call, batch)
         output = self._compute(call, batch)
         computation.buffers = self._auditor.of_steps.buffers.save()
-        computation.add_call(call.number, output, self._auditor.state)
+        computation.add_call(call.number, output, self._auditor.parts.state)
         return output
 
     def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
@@ -240,7 +231,7 @@ class StepAudit:
 
     def _check(self, calls: list[int], backward: Backward) -> None:
         self._differentiate(self.again, [self._outputs[number] for number in calls], backward)
-        groups = self._auditor.groups
+        groups = self._auditor.parts.groups
         computations, names = (self._first, self.again), self._auditor.names
         with self._auditor.of_steps.heartbeat.waiting():
             # The sums of gradients are under way, perhaps in the same process group, and every rank
@@ -260,14 +251,14 @@ class StepAudit:
         """Compute the shards of these ranks once more, judge, and raise the same on every rank."""
         # States that differ since an earlier step make results differ that are each right.
         self._auditor.compare()
-        groups, names = self._auditor.groups, self._auditor.names
+        groups, names = self._auditor.parts.groups, self._auditor.names
         found: list[Computation | None] = [None] * 4
         if groups.rank in failed:
             found[0], found[2] = self._first, self._repeat(self._first, calls, backward)
         if self._owner in failed:
             found[1], found[3] = self.again, self._repeat(self.again, calls, backward)
         evidence = [{} if each is None else each.evidence(calls, names).entries for each in found]
-        nodes = groups.all_gather(self._auditor.link.node)
+        nodes = groups.all_gather(self._auditor.parts.link.node)
         told = [list(map(Evidence, each)) for each in groups.all_gather(evidence)]
         came_before = any(groups.all_gather(self._came_before()))
         audited = [
@@ -282,20 +273,21 @@ class StepAudit:
                 owners_second=told[owner][2],
                 auditors_second=told[auditor][3],
                 came_before=came_before,
-                has_copies=self._auditor.loader.workers > 0,
+                has_copies=self._auditor.parts.loader.workers > 0,
             )
             for owner in failed
             for auditor in [auditor_of(owner, len(nodes))]
         ]
-        for each in audited if self._auditor.log is not None else ():
-            self._record(each)
+        if (output := self._auditor.parts.output) is not None:
+            for each in audited:
+                output.log.record(each.event)
         groups.all_gather(None)  # recorded: only now may a rank end, whose agent kills the others
         # Of several failures a recipe's comes first: it would only come back.
         worst = min(audited, key=lambda each: each.node is not None)
         if worst.node is None:
             raise RecipeNotExact(worst.sentence())
         divergence = Divergence(
-            generation=self._auditor.link.generation,
+            generation=self._auditor.parts.link.generation,
             step=self._step,
             agreed=self._step - 1,
             entry=worst.different[0],
@@ -306,37 +298,24 @@ class StepAudit:
 
     def _came_before(self) -> bool:
         """In this step, which is done again, or as many steps after the beginning."""
-        redo, began = self._auditor.link.divergence, self._auditor.began
+        redo, began = self._auditor.parts.link.divergence, self._auditor.began
         is_same = redo is not None and redo.step == self._step
         return is_same or may_come_as_late(redo, began=began, agreed=self._step - 1, step=self._step)
 
     def _repeat(self, computation: Computation, calls: list[int], backward: Backward) -> Computation:
         """The same computation again, from its data on."""
         again, outputs = Computation(computation.shard), []
-        batch = self._auditor.loader.shard(self._step, again.shard)
+        batch = self._auditor.parts.loader.shard(self._step, again.shard)
         for number in calls:
             call, batch.drawn = computation.begun[number]
             outputs.append(self._run(again, call, batch))
         self._differentiate(again, outputs, backward)
         return again
 
-    def _record(self, audited: Audited) -> None:
-        assert self._auditor.log is not None
-        self._auditor.log.record(
-            AuditFailed(
-                step=audited.step,
-                shard=audited.shard,
-                ranks=[audited.owner, audited.auditor],
-                entry=audited.different[0],
-                verdict="recipe" if audited.node is None else "machine",
-                culprit=audited.node,
-            )
-        )
-
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began_s = self._auditor.clock.monotonic()
+        began_s = self._auditor.parts.clock.monotonic()
         try:
             yield
         finally:
-            self.cost_s += self._auditor.clock.monotonic() - began_s
+            self.cost_s += self._auditor.parts.clock.monotonic() - began_s

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic.data.random_keys import key
+from elastic.events import AuditFailed
 from elastic.proof.evidence import ComputedStep, Evidence, differences, not_restored, roots
 
 MOST_NAMES = 3
@@ -144,6 +145,17 @@ class Audited:
         if self.again == self.owners_second == self.auditors_second:
             return 0
         return 1 if self.first == self.owners_second == self.auditors_second else None
+
+    @property
+    def event(self) -> AuditFailed:
+        return AuditFailed(
+            step=self.step,
+            shard=self.shard,
+            ranks=[self.owner, self.auditor],
+            entry=self.different[0],
+            verdict="recipe" if self.node is None else "machine",
+            culprit=self.node,
+        )
 
     def sentence(self) -> str:
         """What was expected, what was found, and what to do."""

@@ -114,5 +114,3 @@ def _module(path: str, module: nn.Module) -> None:
             f"expected layers that compute alike at every number of workers, found a SyncBatchNorm at {path}; "
             "use BatchNorm: it normalises within a shard, and its running averages are the mean over shards"
         )
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-        raise UsageError(f"expected dense gradients, found {path} with sparse=True; leave that out")

@@ -42,7 +42,6 @@ def with_hook():
     ("module", "says"),
     [
         (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer"),
-        (lambda: nn.Embedding(3, 2, sparse=True), r"found model\.layer with sparse=True"),
         (with_hook, r"hook at model\.layer\.weight"),
         (lambda: nn.Linear(2, 2, device="meta"), r"found model\.layer\.weight on meta"),
     ],

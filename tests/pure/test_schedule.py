@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from records import LINK
 
 from elastic.config.durations import Every
 from elastic.errors import StoreFailed
@@ -23,6 +24,7 @@ from elastic.train.loop.schedule import (
     save_interval_s,
 )
 from elastic.train.state import saving
+from elastic.train.state.restore import ResumePoint
 from elastic.train.state.saving import Checkpointing
 from elastic.train.state.snapshotting import PublishedSnapshot
 from elastic.uploader.protocol import SaveResult, SaveState
@@ -56,6 +58,9 @@ def test_the_save_interval_is_where_saving_costs_as_losing():
         assert save_interval_s(cost_s) == pytest.approx(best, abs=0.02)
 
 
+YOUNG = ResumePoint(step=0, chain="", source="none")
+
+
 def published(step, cost_s):
     info = SnapshotInfo(step=step, epoch=0, generation=1)
     snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
@@ -84,7 +89,7 @@ def test_the_save_interval_counts_the_copy_into_the_slot(monkeypatch):
     """A snapshot that costs 3 s and an offer that costs 1 s: the next save is due after 120 s."""
     clock = FakeClock()
     FakeUploader(monkeypatch, clock, SaveState.COMMITTED, offer_s=1.0)
-    checkpointing = Checkpointing("", AUTO, clock, log=None)
+    checkpointing = Checkpointing(LINK, clock, None, YOUNG)
     assert checkpointing.is_due(1)
     began_s = clock.monotonic()
     checkpointing.save(published(1, cost_s=3.0), 1)
@@ -102,7 +107,7 @@ def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path, monkeypatch):
     clock = FakeClock()
     log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
     FakeUploader(monkeypatch, clock, SaveState.LOST, SaveState.FAILED)
-    checkpointing = Checkpointing("", AUTO, clock, log)
+    checkpointing = Checkpointing(LINK, clock, log, YOUNG)
     for step in (5, 6):
         checkpointing.save(published(step, cost_s=0.0), step)
     checkpointing.is_due(7)

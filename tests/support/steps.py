@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from records import LINK
@@ -20,6 +21,7 @@ from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
 from elastic.train.evaluation import Evaluation
 from elastic.train.groups import ProcessGroups
+from elastic.train.loop.build import LoopParts
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 from elastic.train.step.parts import Requests, StepParts
@@ -85,16 +87,15 @@ def auditor_of(
         if len(set(groups.all_gather(checksum_of(state.flatten()).whole))) > 1:
             raise StatesDiffer("the states differed before", None)
 
-    return Auditor(
-        of_steps=parts,
+    loop = SimpleNamespace(
         groups=groups,
         loader=loader,
         state=state,
         clock=SystemClock(),
         link=replace(LINK, node=f"node{member.rank}", divergence=redo),
-        compare=compare,
-        log=None if member.rank else log,
+        output=None if member.rank or log is None else SimpleNamespace(log=log),
     )
+    return Auditor(cast("LoopParts", loop), parts, compare)
 
 
 def evaluation(

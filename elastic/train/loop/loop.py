@@ -65,7 +65,8 @@ class Loop:
         """
         self._begin()
         parts, first = self.parts, self._began.step + 1
-        auditor, batches = self._auditor(), self._batches(first)
+        auditor = Auditor(self.parts, self._of_steps, self._compare_states, self._began.step)
+        batches = self._batches(first)
         is_audited = is_first_audited(parts, first)
         for number in range(first, self.last_step + 1):
             step = self._open(number, batches, auditor, is_audited=is_audited)
@@ -155,20 +156,6 @@ class Loop:
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
                 )
-
-    def _auditor(self) -> Auditor:
-        parts = self.parts
-        return Auditor(
-            of_steps=self._of_steps,
-            groups=parts.groups,
-            loader=parts.loader,
-            state=parts.state,
-            clock=parts.clock,
-            link=parts.link,
-            compare=self._compare_states,
-            log=None if parts.output is None else parts.output.log,
-            began=self._began.step,
-        )
 
     def _compare_states(self) -> None:
         """Before the update of the open step: all ranks had the same state after the one before.

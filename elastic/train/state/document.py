@@ -71,9 +71,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties:
         return {kind.__name__: [inner(item, number) for number, item in enumerate(value)]}
     if kind in _DICTS.values():
         _check_keys(value, path)
-        items = [[key, inner(item, key)] for key, item in value.items()]
-        is_of_module = hasattr(value, "_metadata")
-        return {"module": [items, layer_versions(value)]} if is_of_module else {kind.__name__: items}
+        return {kind.__name__: [[key, inner(item, key)] for key, item in value.items()]}
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}.{kind.__qualname__} (x), which only pickle could keep; "
         "give the tensors, numbers and strings in it, and make it of them in load_state_dict"
@@ -154,9 +152,6 @@ def decode(value: Any, tensor_of: TensorOf) -> Any:
         return float(content)
     if kind == "float64":
         return np.float64(decode(content, tensor_of))
-    if kind == "module":
-        items, versions = content
-        return with_layer_versions({name: decode(item, tensor_of) for name, item in items}, versions)
     if kind in _DICTS:
         return _DICTS[kind]({name: decode(item, tensor_of) for name, item in content})
     if kind in _LISTS:
@@ -182,4 +177,4 @@ def entries_of(value: Any) -> list[Any] | None:
     (kind, content), *_ = value.items()
     if kind in _LISTS:
         return [[number, item] for number, item in enumerate(content)]
-    return content[0] if kind == "module" else content if kind in _DICTS else None
+    return content if kind in _DICTS else None

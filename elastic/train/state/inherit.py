@@ -24,10 +24,10 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map
 
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
@@ -180,21 +180,18 @@ def _notes(what: str, found: list[str]) -> list[str]:
 def _other_constants(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     words = []
     for key in sorted(theirs.keys() | ours.keys()):
-        there, here = theirs.get(key), ours.get(key)
+        there, here = _plain(theirs.get(key)), _plain(ours.get(key))
         if key == "_schedulers" and there and here:
             for number, pair in enumerate(zip(there, here, strict=False)):
                 words += _other_constants(f"{name}[{number}]", *pair)
-        elif key not in _POSITION and not _is_equal(there, here):
+        elif key not in _POSITION and there != here:
             words.append(f"{name}.{key} is {there} there and {here} here")
     return words
 
 
-def _is_equal(there: Any, here: Any) -> bool:
-    if isinstance(there, Tensor) and isinstance(here, Tensor):
-        return torch.equal(there, here.cpu())
-    if isinstance(there, list | tuple) and isinstance(here, list | tuple):
-        return len(there) == len(here) and all(map(_is_equal, there, here))
-    return bool(there == here)
+def _plain(value: Any) -> Any:
+    """Whose tensors are numbers, from whichever device."""
+    return tree_map(lambda each: each.tolist() if isinstance(each, Tensor) else each, value)
 
 
 def _other_groups(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:

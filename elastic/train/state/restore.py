@@ -120,17 +120,6 @@ class LocalSnapshots:
         self._slots = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    """What one rank tells the others of a candidate that it has loaded.
-
-    problem: what is damaged; with is_misfit, why a whole state does not fit this rank's objects.
-    """
-
-    problem: str = ""
-    is_misfit: bool = False
-
-
 class Restorer:
     """Finds and loads the state that training resumes from; once in the life of this object.
 
@@ -220,18 +209,18 @@ class Restorer:
         data = spread(groups, self._own_copy(candidate))
         if isinstance(data, str):
             return data
-        report, chain, trained_on, found = _Report(), "", None, Evidence({})
+        misfit, damage, chain, trained_on, found = "", "", "", None, Evidence({})
         try:
             chain, trained_on, found = _load(data, self._parts.state)
         except (StateDoesNotFit, UsageError) as error:
-            report = _Report(problem=str(error), is_misfit=True)
+            misfit = str(error)
         except (ElasticError, OSError, LookupError, TypeError) as error:
-            report = _Report(problem=f"{type(error).__name__}: {error}")
+            damage = f"{type(error).__name__}: {error}"
         self._fault_point()
-        loaded = groups.all_gather(report)
-        if damages := [each.problem for each in loaded if each.problem and not each.is_misfit]:
+        loaded = groups.all_gather([damage, misfit])
+        if damages := [damage for damage, _ in loaded if damage]:
             return damages[0]
-        if misfits := [each.problem for each in loaded if each.is_misfit]:
+        if misfits := [misfit for _, misfit in loaded if misfit]:
             # Older states are of the same objects: they would not fit either, and if one did, steps
             # would be lost without need.
             reason = " ".join(misfits[0].split()).rstrip(".")  # torch's own have a line for each parameter

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NoReturn
 
 from elastic.checkpoint.record import SAVE_S, save_limit_s
-from elastic.config.durations import Every
+from elastic.config.environment import AgentLink
 from elastic.errors import EXIT_INTERRUPTED, ReplayDiffers, StoreFailed
 from elastic.events import CheckpointFailed, Drained
 from elastic.observe.log import EventLog
@@ -54,17 +54,8 @@ class Saving:
         self.parts = parts
         self.agreement = agreement
         self.checkpointing: Checkpointing | None = None
-        if (output := parts.output) is not None:
-            # A run that goes on from memory has time for its first save. A young one saves at its
-            # first step, because it has no checkpoint yet.
-            self.checkpointing = Checkpointing(
-                parts.link.uploader,
-                parts.link.options.save_every,
-                parts.clock,
-                output.log,
-                resumed_from=resumed.step if resumed.source == "checkpoint" else None,
-                cost_s=GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None,
-            )
+        if parts.output is not None:
+            self.checkpointing = Checkpointing(parts.link, parts.clock, parts.output.log, resumed)
 
     def keep(
         self, info: SnapshotInfo, *, copies: bool = True, wait: bool = True, patient: bool = True
@@ -172,27 +163,14 @@ class Saving:
 class Checkpointing:
     """Rank 0's end of the saves: when one is due, what the uploader has, and what became of it."""
 
-    def __init__(
-        self,
-        uploader: str,
-        every: Every,
-        clock: Clock,
-        log: EventLog,
-        *,
-        resumed_from: int | None = None,
-        cost_s: float | None = None,
-    ) -> None:
-        """uploader: the path of its socket. resumed_from: step of the checkpoint from which
-        training resumed, None if it was none.
-        cost_s: what a save is taken to cost training; None where the first one is due at once.
-        """
+    def __init__(self, link: AgentLink, clock: Clock, log: EventLog, resumed: ResumePoint) -> None:
         self.digest = ""  # of the state that was committed last
-        self._uploader = uploader
-        self._every = every
-        self._clock = clock
-        self._log = log
-        self._resumed_from = resumed_from
-        self._cost_s = cost_s
+        self._uploader, self._every = link.uploader, link.options.save_every
+        self._clock, self._log = clock, log
+        self._resumed_from = resumed.step if resumed.source == "checkpoint" else None
+        # What a save is taken to cost training. A run that goes on from memory has time for its
+        # first one. A young run saves at its first step, because it has no checkpoint yet.
+        self._cost_s = GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None
         self._last_s = clock.monotonic()
         self._under_way: Handover | None = None
         self._answer_by = 0.0  # the save under way has failed if nothing is heard of it until then

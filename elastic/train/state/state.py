@@ -145,13 +145,6 @@ class State:
                     return f"{name}.{path}"
         return f"a parameter of shape {list(parameter.shape)} that no module of the State has"
 
-    def name_of_place(self, holder: object, name: str) -> str:
-        """The same, of the place `name` in a module's dict of parameters or of buffers."""
-        for module_name, module in self.named_modules():
-            if holder is module._parameters or holder is module._buffers:  # noqa: SLF001
-                return f"{module_name}.{name}"
-        return name
-
     def updated_addresses(self) -> set[int]:
         """Addresses of the tensors that only `optimizer.step()` changes.
 

@@ -139,62 +139,57 @@ class StepParts:
         self.heartbeat, self.order = heartbeat, order
         self.agreement, self.collected = agreement, collected
 
+    def end(
+        self,
+        number: int,
+        loss: Tensor | None,
+        losses: dict[int, Tensor],
+        after: dict[int, Contents],
+        requests: Callable[[int], Requests],
+    ) -> StepOutcome:
+        """The end of step `number`, or of one of its computations.
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
-    """What one rank brings to the end of step `number`.
-
-    buffers: what they are after each own shard. requests: called with the step's number once the
-    gradients are summed. fault_point: see Step.
-    """
-
-    parts: StepParts
-    number: int
-    buffers: dict[int, Contents]
-    requests: Callable[[int], Requests]
-    fault_point: Callable[[str], None]
-
-    def exchange(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
-        """loss: known to every rank already, or None where it is the mean of `losses`.
-
-        losses: of the own shards, none where `loss` is known. The host waits for the device once,
-        where it reads all numbers. Raises UsageError for integers in buffers that differ between
-        shards, PeerLost when another rank is gone, and what a vote on the states raises.
+        loss: known to every rank already, or None where it is the mean of `losses`. losses: of the
+        own shards, none where `loss` is known. after: the buffers after each own shard. requests:
+        called with the step's number once the gradients are summed. The host waits for the device
+        once, where it reads all numbers. Raises UsageError for integers in buffers that differ
+        between shards, PeerLost when another rank is gone, and what a vote on the states raises.
         """
-        parts, sums = self.parts, self.parts.buffers.sums
-        with parts.heartbeat.waiting():
-            flats = parts.gradients.wait()
-        self.fault_point("mid-sum")
-        asks = self.requests(self.number)
-        own_votes = [] if parts.agreement is None else parts.agreement.numbers()
-        said = [*asks, *own_votes, *parts.pace.numbers()]
-        with parts.heartbeat.waiting():
-            contributions = self._contributions([*said, *parts.gradients.used()], losses)
-            total = parts.exchange.sum_shards(contributions, "the end of a step")
+        sums = self.buffers.sums
+        with self.heartbeat.waiting():
+            flats = self.gradients.wait()
+        asks = requests(number)
+        own_votes = [] if self.agreement is None else self.agreement.numbers()
+        said = [*asks, *own_votes, *self.pace.numbers()]
+        with self.heartbeat.waiting():
+            contributions = self._contributions([*said, *self.gradients.used()], losses, after)
+            total = self.exchange.sum_shards(contributions, "the end of a step")
             of_ranks = len(total) - sums.length
-            mean = total[:1] / parts.exchange.shards if loss is None else loss
+            mean = total[:1] / self.exchange.shards if loss is None else loss
             numbers, (known_loss,), signs = self._read(total[1:of_ranks], mean, sums.signs(total[of_ranks:]))
         rest, used = iter(numbers[: len(said)]), numbers[len(said) :]
         asked, votes = list(islice(rest, len(asks))), list(islice(rest, len(own_votes)))
-        own_s = parts.pace.read(list(rest))
-        if parts.agreement is not None:
-            parts.agreement.read(votes, undo=parts.buffers.load)
-        parts.gradients.assign(flats, used)
-        with parts.heartbeat.waiting():
-            parts.gradients.add_late(used)
-            if parts.collected is not None and parts.collected.step == self.number:
-                parameters = parts.gradients.parameters
-                parts.collected.add(losses, ((parts.contract.name_of(each), each) for each in parameters))
-            self._end_buffers(total[of_ranks:], signs)
+        own_s = self.pace.read(list(rest))
+        if self.agreement is not None:
+            self.agreement.read(votes, undo=self.buffers.load)
+        self.gradients.assign(flats, used)
+        with self.heartbeat.waiting():
+            self.gradients.add_late(used)
+            if self.collected is not None and self.collected.step == number:
+                parameters = self.gradients.parameters
+                self.collected.add(losses, ((self.contract.name_of(each), each) for each in parameters))
+            self._end_buffers(number, total[of_ranks:], signs, after)
         return StepOutcome(
             loss=known_loss,
             losses=(known_loss,),
             requests=Requests(*(count > 0 for count in asked)),
             own_s=own_s,
-            shards=tuple(map(len, parts.exchange.spans)),
+            shards=tuple(map(len, self.exchange.spans)),
         )
 
-    def _contributions(self, of_rank: list[float], losses: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _contributions(
+        self, of_rank: list[float], losses: dict[int, Tensor], after: dict[int, Contents]
+    ) -> dict[int, Tensor]:
         """The vector of each own shard, float64.
 
         It is [1] its loss, [7] the fields of Requests, [2 · ranks] votes on the state before this
@@ -202,41 +197,43 @@ class StepEnd:
         a gradient exists, [sums.length] its buffers. Numbers of a rank, not of a shard, are in
         a rank's first shard alone.
         """
-        parts, own_shards = self.parts, self.parts.exchange.own_shards
+        own_shards = self.exchange.own_shards
         heads = torch.zeros(len(own_shards), 1 + len(of_rank), dtype=torch.float64)
         # A rank's requests count once, whatever the number of its shards.
         heads[0, 1:] = torch.tensor(of_rank, dtype=torch.float64)
-        heads = heads.to(parts.device)
+        heads = heads.to(self.device)
         if losses:
             heads[:, 0] = torch.stack([losses[shard].view(()) for shard in own_shards])
-        if parts.buffers.sums.length:
-            buffers = parts.buffers.contributions(self.buffers)
+        if self.buffers.sums.length:
+            buffers = self.buffers.contributions(after)
             heads = torch.cat([heads, torch.stack([buffers[shard] for shard in own_shards])], 1)
         return dict(zip(own_shards, heads.unbind(), strict=True))
 
-    def _end_buffers(self, total: Tensor, signs: list[float]) -> None:
+    def _end_buffers(
+        self, number: int, total: Tensor, signs: list[float], after: dict[int, Contents]
+    ) -> None:
         """total: the sum of the shards' contributions. signs: read from it.
 
         Every rank has the same, so that all raise UsageError, or none does.
         """
-        parts, buffers = self.parts, self.parts.buffers
+        buffers = self.buffers
         if buffers.found_changes(signs):
             late, what = (
-                buffers.contributions(self.buffers),
+                buffers.contributions(after),
                 "buffers that forward changed for the first time",
             )
-            total = parts.exchange.sum_shards(late, what)
+            total = self.exchange.sum_shards(late, what)
             (signs,) = self._read(buffers.sums.signs(total))
         if not buffers.sums.have_same_integers(signs):
-            names = buffers.changed_integers(self.buffers.values())
+            names = buffers.changed_integers(after.values())
             raise UsageError(
-                f"step {self.number}: expected integer buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
+                f"step {number}: expected integer buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
                 "loop's body, by a step.sum(...), or make them floats, which become the mean"
             )
         buffers.end(total, signs)
 
     def _read(self, *tensors: Tensor) -> list[list[float]]:
         """The numbers of each, in one wait for the device."""
-        flat = [each.reshape(-1).to(self.parts.device, torch.float64) for each in tensors]
+        flat = [each.reshape(-1).to(self.device, torch.float64) for each in tensors]
         numbers = iter(torch.cat(flat).tolist())
         return [list(islice(numbers, each.numel())) for each in tensors]

@@ -31,7 +31,7 @@ from elastic.train.misuse import public
 from elastic.train.state.unsaved import Scaler
 from elastic.train.step.buffers import Contents
 from elastic.train.step.contract import Modes
-from elastic.train.step.parts import Requests, StepEnd, StepOutcome, StepParts, StepPlace
+from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
 from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
 
 
@@ -343,12 +343,15 @@ class Step:
         shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
         self._parts.gradients.begin_step(*shown)
 
+    def _ask(self, number: int) -> Requests:
+        self.fault_point("mid-sum")
+        return self._requests(number)
+
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
-        """Loss and losses: see StepEnd.exchange."""
+        """Loss and losses: see StepParts.end."""
         parts, buffers = self._parts, self._buffers_after
-        end = StepEnd(parts, self.number, buffers, self._requests, self.fault_point)
         before = () if self.outcome is None else self.outcome.losses
-        outcome = end.exchange(loss, losses)
+        outcome = parts.end(self.number, loss, losses, buffers, self._ask)
         self.outcome = replace(outcome, losses=(*before, *outcome.losses))
         if self.number == 1 and buffers:  # a note is printed after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
