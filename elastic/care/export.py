@@ -183,7 +183,7 @@ def _write_torch(
     import torch  # takes seconds
 
     from elastic.snapshot import image as images
-    from elastic.train.state.document import with_layer_versions
+    from elastic.train.state.flat import with_layer_versions
 
     tensors, _ = images.read(image)
     # A view would be written with all of the image; each in memory of its own, tied ones in one.

@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
 from elastic.system.untrusted import decode
 from elastic.train.state import structure
-from elastic.train.state.document import WITH_SETTINGS
-from elastic.train.state.flat import FlatState
+from elastic.train.state.flat import WITH_SETTINGS, FlatState
 
 _SHORT = 32  # elements of a tensor or list that is a setting
 _NO_SETTINGS = {"params", "param_names", "state"}

@@ -40,8 +40,7 @@ from elastic.storage.store import retrying
 from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
 from elastic.train.state.built import Structure, changes, check_order, settings_in, structure_of
-from elastic.train.state.document import decode, encode_value
-from elastic.train.state.flat import FlatState
+from elastic.train.state.flat import FlatState, decode, encode_value
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
 

@@ -28,9 +28,12 @@ from elastic.reduce.bucket import ONE_REFERENCE, references
 from elastic.snapshot import image
 from elastic.snapshot.image import dense_strides
 from elastic.train.state import structure
-from elastic.train.state.document import (
+from elastic.train.state.flat import (
     PLACES_TENSORS,
+    FlatState,
     TensorOf,
+    alignment,
+    copy_at,
     decode,
     encode_value,
     entries_of,
@@ -38,7 +41,6 @@ from elastic.train.state.document import (
     with_layer_versions,
     with_properties,
 )
-from elastic.train.state.flat import FlatState, alignment, copy_at
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError

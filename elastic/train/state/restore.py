@@ -16,7 +16,6 @@ which ends the restore on every rank: no rank goes on to an older checkpoint.
 """
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -73,53 +72,6 @@ class ResumePoint:
     checksum: str = ""
 
 
-class LocalSnapshots:
-    """The snapshots in this node's memory that all ranks agreed on.
-
-    The bytes of one are checked when it is read. What fails is kept in `damaged`, so that a run
-    without another state is refused, and not started over.
-    """
-
-    def __init__(self, slots: SnapshotSlots | None) -> None:
-        self._slots = slots
-        self.damaged: list[RejectedState] = []
-
-    @property
-    def by_step(self) -> dict[int, Snapshot]:
-        """Newest first; of one step the last published."""
-        whole = [] if self._slots is None else self._slots.whole()
-        ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))
-        return {each.info.step: each for each in ordered if each.is_agreed}
-
-    def image(self, step: int) -> Tensor:
-        """uint8 [n], a view of the slot: valid until the next snapshot is written.
-
-        Raises CheckpointDamaged when it is not what was written.
-        """
-        snapshot = self.by_step.get(step)
-        if self._slots is not None and snapshot is not None:
-            body = self._slots.body(snapshot.slot)[: snapshot.size_bytes]
-            if checksum.of_image(body) == snapshot.info.checksum:
-                return torch.frombuffer(body, dtype=torch.uint8)
-            self._slots.invalidate(snapshot.slot)
-        reason = "its bytes changed in memory after it was written"
-        self.damaged.append(RejectedState(step=step, reason=reason, is_stored=False))
-        raise CheckpointDamaged(reason)
-
-    def discard_newer(self, step: int) -> None:
-        """Training resumes from `step`: newer lines belong to steps that will be done again."""
-        if self._slots is not None:
-            self._slots.discard_newer(step)
-
-    def close(self) -> None:
-        """Give the memory back once training resumes: if the state outgrows it, the agent makes
-        larger slots, and these would stay for as long as one worker has them open.
-        """
-        if self._slots is not None:
-            self._slots.close()
-        self._slots = None
-
-
 class Restorer:
     """Finds and loads the state that training resumes from; once in the life of this object.
 
@@ -130,7 +82,9 @@ class Restorer:
     def __init__(self, parts: LoopParts) -> None:
         memory = parts.link.memory
         self._parts, self._groups, self._link = parts, parts.groups, parts.link
-        self._local = LocalSnapshots(SnapshotSlots.open(memory) if memory else None)
+        self._slots = SnapshotSlots.open(memory) if memory else None
+        # Snapshots that fail are kept, so that a run without another state is refused.
+        self._damaged: list[RejectedState] = []
 
     def restore(self, again: Earlier = NOTHING) -> ResumePoint:
         """Load the newest state that loads.
@@ -144,8 +98,13 @@ class Restorer:
         Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
         StoreFailed on rank 0.
         """
-        with closing(self._local):
+        try:
             return self._restored(again)
+        finally:
+            # If the state outgrows the memory, the agent makes larger slots, and these would stay
+            # for as long as one worker has them open.
+            if self._slots is not None:
+                self._slots.close()
 
     def _restored(self, again: Earlier) -> ResumePoint:
         tried: list[Candidate] = []
@@ -167,7 +126,7 @@ class Restorer:
             self._reject(rejected, [untried[0].rejected(found)])
         # The snapshot of a step that is done again goes, unless a node that left still needs it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
-        self._local.discard_newer(again.step if keeps_it else found.step)
+        self._discard_newer(again.step if keeps_it else found.step)
         return found
 
     def _start(self, known: Divergence | None) -> ResumePoint:
@@ -178,18 +137,18 @@ class Restorer:
         built = self._parts.state.load_as_built()
         self._fault_point()
         self._parts.comparison.check_same_state(built, step=0, known=known)
-        self._local.discard_newer(0)
+        self._discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _available(self) -> AvailableStates:
-        infos = [each.info for each in self._local.by_step.values()]
+        infos = [each.info for each in self._snapshots().values()]
         found = AvailableStates(
             divergence=self._link.divergence,
             snapshots=tuple(
                 OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
                 for each in infos
             ),
-            damaged=tuple(self._local.damaged),
+            damaged=tuple(self._damaged),
         )
         if self._groups.rank != 0:
             return found
@@ -248,7 +207,7 @@ class Restorer:
             return Copy()
         try:
             if candidate.record is None:
-                return Copy(data=self._local.image(candidate.step))
+                return Copy(data=self._image(candidate.step))
             return self._asked(
                 partial(read_copy, self._parts.checkpoints, candidate.record, self._parts.clock)
             )
@@ -260,6 +219,35 @@ class Restorer:
             ) from error
         except (CheckpointDamaged, OSError) as error:
             return Copy(problem=str(error))
+
+    def _snapshots(self) -> dict[int, Snapshot]:
+        """Those in this node's memory that all ranks agreed on, by step, newest first.
+
+        Of one step the last published.
+        """
+        whole = [] if self._slots is None else self._slots.whole()
+        ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))
+        return {each.info.step: each for each in ordered if each.is_agreed}
+
+    def _image(self, step: int) -> Tensor:
+        """uint8 [n], a view of the slot: valid until the next snapshot is written.
+
+        Raises CheckpointDamaged when it is not what was written.
+        """
+        snapshot = self._snapshots().get(step)
+        if self._slots is not None and snapshot is not None:
+            body = self._slots.body(snapshot.slot)[: snapshot.size_bytes]
+            if checksum.of_image(body) == snapshot.info.checksum:
+                return torch.frombuffer(body, dtype=torch.uint8)
+            self._slots.invalidate(snapshot.slot)
+        reason = "its bytes changed in memory after it was written"
+        self._damaged.append(RejectedState(step=step, reason=reason, is_stored=False))
+        raise CheckpointDamaged(reason)
+
+    def _discard_newer(self, step: int) -> None:
+        """Training resumes from `step`: newer lines belong to steps that will be done again."""
+        if self._slots is not None:
+            self._slots.discard_newer(step)
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""

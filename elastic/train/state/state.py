@@ -23,8 +23,15 @@ from elastic.snapshot.image import layout
 from elastic.train.misuse import public
 from elastic.train.state import built, structure
 from elastic.train.state.built import Structure
-from elastic.train.state.document import WITH_SETTINGS, encode_value, layer_versions
-from elastic.train.state.flat import FlatState, alignment, checksum_of, state_evidence
+from elastic.train.state.flat import (
+    WITH_SETTINGS,
+    FlatState,
+    alignment,
+    checksum_of,
+    encode_value,
+    layer_versions,
+    state_evidence,
+)
 from elastic.train.state.load import (
     SharedCopies,
     contents,
@@ -144,6 +151,11 @@ class State:
                 if tensor is parameter:
                     return f"{name}.{path}"
         return f"a parameter of shape {list(parameter.shape)} that no module of the State has"
+
+    def name_of_place(self, holder: object, name: str) -> str:
+        """The same, of the place `name` in a module's dict of buffers."""
+        names = (path for path, module in self.named_modules() if module._buffers is holder)  # noqa: SLF001
+        return f"{next(names)}.{name}"
 
     def updated_addresses(self) -> set[int]:
         """Addresses of the tensors that only `optimizer.step()` changes.

@@ -59,9 +59,6 @@ class Values:
             raise AttributeError(name)
         self._refuse(name)
 
-    def __delattr__(self, name: str) -> None:
-        raise UsageError(f"expected the value {name!r} to stay; set it to None where there is none")
-
     def __repr__(self) -> str:
         return f"Values({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 

@@ -312,7 +312,7 @@ class Buffers:
         return self._named(changed - self._averages or changed)
 
     def _name(self, place: BufferPlace) -> str:
-        return place.name if place.opening is None else self._state.name_of(place.opening)
+        return self._state.name_of_place(place.holder, place.name)
 
     def _named(self, which: set[int]) -> str:
         return ", ".join(self._names(which))

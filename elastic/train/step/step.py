@@ -28,9 +28,8 @@ from elastic.proof.audit import Call, Compute, StepAudit
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.misuse import public
-from elastic.train.state.unsaved import Scaler
 from elastic.train.step.buffers import Contents
-from elastic.train.step.contract import Modes
+from elastic.train.step.contract import Modes, Scaler
 from elastic.train.step.parts import Requests, StepOutcome, StepParts, StepPlace
 from elastic.train.step.sums import INTEGERS, OpenSums, check_loss, check_summand, described
 
