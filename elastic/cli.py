@@ -148,9 +148,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     from elastic.agent.worker_process import Spawner
     from elastic.report.monitors import open_monitors
 
-    recipe = Path(options.recipe)
-    # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
-    imports_library = preflight.imports_library(recipe)
+    imports_library = preflight.imports_library(Path(options.recipe))
     preflight.check_command(options)
     environment.pin_threads()
     environment.set_up_malloc()
@@ -160,7 +158,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
         monitors = open_monitors(options, opened)
         # torch takes seconds to import. Mistakes in the command are refused before that, and the
         # fork server imports it while the agent starts.
-        spawner = Spawner(recipe, partial(print, flush=True), forks=imports_library)
+        spawner = Spawner(partial(print, flush=True), forks=imports_library)
         opened.enter_context(contextlib.closing(spawner))
         from elastic.agent.launch import launch
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent.run_directory import rendezvous_config
-from elastic.agent.worker_process import Spawner, wait_any_exit
+from elastic.agent.worker_process import Spawner
 from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
@@ -148,7 +148,7 @@ def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]
         until_s = _CLOCK.monotonic() + PREFLIGHT_S
         try:
             while (code := child.poll()) is None and _CLOCK.monotonic() < until_s:
-                wait_any_exit([child], LOOK_S)
+                spawner.wait(LOOK_S)
         finally:
             child.kill()
         if code is None:
@@ -156,9 +156,12 @@ def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"
             )
         if (reason := answer.with_suffix(environment.SPAWN)).exists():
-            spawner.fork_no_more(reason.read_text())
+            spawner.preload(None)
+            spawner.say_why(reason.read_text())
             return declared_identity(spawner, recipe, arguments)
         if answer.exists():
+            if (modules := answer.with_suffix(environment.MODULES)).exists():
+                spawner.preload(tuple(modules.read_text().splitlines()))
             return identity.parse(answer.read_bytes())
         out.seek(0)
         sys.stdout.buffer.write(out.read())

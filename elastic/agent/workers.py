@@ -20,7 +20,7 @@ from pathlib import Path
 from elastic.agent.decide import WorkerExit
 from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
-from elastic.agent.worker_process import Process, wait_any_exit
+from elastic.agent.worker_process import Process
 from elastic.config.environment import AgentLink, variables
 from elastic.divergence import Divergence
 from elastic.errors import (
@@ -111,11 +111,10 @@ class NodeWorkers:
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as a worker may have exited, or after `timeout_s`."""
-        running = [self._processes[rank] for rank in self.running]
         # The fork server reports all exits over one socket, and this one may have been read already
-        # together with another message: the descriptor then stays silent although an exit is known.
-        if all(process.poll() is None for process in running):
-            wait_any_exit(running, timeout_s)
+        # together with another message: the socket then stays silent although an exit is known.
+        if all(self._processes[rank].poll() is None for rank in self.running):
+            self._parts.spawner.wait(timeout_s)
 
     def terminate(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         """SIGTERM to the main process of each worker, which may save what it has.
@@ -146,8 +145,7 @@ class NodeWorkers:
             self.wait(END_POLL_S)
             self.poll(culprit)
             if self._parts.clock.monotonic() >= deadline:
-                for rank in self.running:
-                    self._processes[rank].server.kill()
+                self._parts.spawner.kill()
 
     def record_failure(self, reason: str, generation: int, hung: WorkerError | None) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.

@@ -31,7 +31,9 @@ CHECK = "ELASTIC_CHECK"
 STORE = "ELASTIC_STORE"
 RUN_DIR = "ELASTIC_RUN_DIR"
 FROM = "ELASTIC_FROM"
-SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
+# Suffixes of the files in which a preflight leaves why workers must be spawned, or else the
+# installed modules that the recipe has imported.
+SPAWN, MODULES = ".spawn", ".modules"
 
 # A worker without an agent has no memory in which snapshots outlive it, and starts no other one.
 WITHOUT_AGENT = Options(recipe="", run_dir="", snapshot_every=Every(kind="off"), rehearse=Every(kind="off"))

@@ -10,9 +10,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """The first request, which comes again once more is known.
+
+    modules: installed ones that the recipe imports, beside those that every worker needs; None to
+    import nothing, and to spawn every process from now on.
+    """
+
+    modules: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
-    """All that the agent sends. The descriptors of the worker's stdout and stderr follow it,
-    and that of the socket on which the worker serves the generation's store, if it does.
+    """The descriptors of the worker's stdout and stderr follow it, and that of the socket on which
+    the worker serves the generation's store, if it does.
     """
 
     command: tuple[str, ...]  # the recipe and its arguments
@@ -22,24 +33,21 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The fork server has imported everything; sent once, before anything else."""
+    """The answer to Preload, once all is imported."""
 
-    gpus: int | None  # how many torch finds; None where it imports nothing
+    gpus: int | None  # how many torch finds; None where nothing is imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """One answer to a request: the worker runs. spawned: why it was not forked; None if it was."""
+    """The answer to StartRequest.
 
-    pid: int
-    spawned: str | None
+    pid: of the process, which runs; None where none can be started. reason: why not, or why it was
+    not forked; None if it was.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The other answer to a request: no process can be started."""
-
-    reason: str
+    pid: int | None
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,5 +60,6 @@ class Exited:
     code: int  # or minus the number of the signal that ended it
 
 
-# All that the fork server sends. No two messages have the same keys, so each names itself.
-FromServer = Ready | Started | Refused | Exited
+# No two messages have the same keys, so each names itself.
+FromAgent = Preload | StartRequest
+FromServer = Ready | Started | Exited

@@ -1,10 +1,10 @@
 """A worker is forked only from a process that has one thread, no GPU open and no process group.
 
 The fork server is that process; each agent has one, and runs it as `python -P -u -m
-elastic.worker.fork_server RECIPE DESCRIPTOR AGENT_PID`, where the descriptor is this end of a
-socket pair. Messages are in elastic/system/fork_protocol.py. Where it may not fork, it starts the
-worker as a new interpreter, which imports everything itself. Without a recipe (an empty text) it
-imports nothing, and starts every worker so.
+elastic.worker.fork_server DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair.
+Messages are in elastic/system/fork_protocol.py. Where a worker may not go on with what is imported
+here, the fork executes a new interpreter, which imports everything itself. An agent that asks for
+no imports has all workers started so.
 
 What may be in a process that is forked from, and what may not:
 
@@ -18,13 +18,13 @@ What may be in a process that is forked from, and what may not:
 - A process group may not. Its sockets would have two owners for one rank.
 - The user's own modules may not. Such a module may read RANK, open a file or start a thread when it
   is imported, and it may be edited between two generations. So this process never runs a line of
-  them: preload.py reads them for the names of installed modules, and each worker runs them itself.
+  them: the preflight says which installed modules they import, and each worker runs them itself.
 - State that should differ between workers may not stay as it is: each child seeds its random
   generators itself (main.py).
 
 Threads, CUDA, process groups and the user's modules are checked before every fork, because any
-installed package may bring them in when it is imported. If a check fails, the worker is spawned,
-which takes seconds.
+installed package may bring them in when it is imported. If a check fails, the worker is a new
+interpreter, which takes seconds.
 
 The fork server dies with the agent, and its workers die with it. It does not restart itself, and
 knows nothing of generations.
@@ -35,10 +35,10 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import traceback
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection  # noqa: TID251 - bytes alone, between an agent and its child
@@ -51,9 +51,10 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system import stop_signals
 from elastic.system.fork_protocol import (
     Exited,
+    FromAgent,
     FromServer,
+    Preload,
     Ready,
-    Refused,
     Started,
     StartRequest,
 )
@@ -67,19 +68,20 @@ OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come
 IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ForkServer:
     agent: Connection
-    preloaded: Preloaded | None  # None where nothing was imported
-    signals: dict[signal.Signals, Any]  # the handlers that workers begin with
-    import_output: bytes  # what this process printed while it imported
+    preloaded: Preloaded | None = None  # None where nothing is to be inherited
+    signals: dict[signal.Signals, Any] = field(default_factory=dict)  # the handlers that workers begin with
+    import_output: bytes = b""  # what this process printed while it imported
     workers: dict[int, int] = field(default_factory=dict)  # pids, by pidfd
-    # By pid; kept because subprocess reaps the process of a garbage object.
-    spawned: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def serve(self) -> None:
         """Return when the agent is gone. Requests and exits of workers both wake `poll`."""
-        self._send(Ready(gpus=None if self.preloaded is None else count_gpus()))
+        self.signals = {number: signal.getsignal(number) for number in stop_signals.ALL}
+        stop_signals.ignore()  # its death would be the death of workers that are to finish their step
+        # If SIGCHLD is ignored, the kernel drops exit codes.
+        self.signals[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         while True:
             # `select` would refuse descriptors above 1023, and imports may have as many files open.
             poll = select.poll()
@@ -93,14 +95,43 @@ class ForkServer:
                     message = self.agent.recv_bytes()
                 except (EOFError, OSError):
                     return
-                self._serve_request(decode(StartRequest, message, what="a message of the agent"))
+                self._answer(decode(FromAgent, message, what="a message of the agent"))
 
-    def _serve_request(self, request: StartRequest) -> None:
+    def _answer(self, request: FromAgent) -> None:
+        if isinstance(request, Preload):
+            self.preloaded = None if request.modules is None else self._preload(request.modules)
+            self._send(Ready(gpus=None if self.preloaded is None else count_gpus()))
+            return
         outputs = [recv_handle(self.agent) for _ in OUTPUTS]
         store = recv_handle(self.agent) if request.serves_store else None
         self._send(self._start(request, outputs, store))
         for descriptor in outputs if store is None else [*outputs, store]:
             os.close(descriptor)
+
+    def _preload(self, modules: Sequence[str]) -> Preloaded:
+        # Importing makes many objects and drops few: collecting them takes a tenth of its time.
+        gc.disable()
+        preloaded = preload(modules, self.preloaded)
+        # A package may have set a handler of its own while it was imported. A worker that imports
+        # for itself would keep it, so forked workers get it back; this process goes on as before.
+        for number in self.signals:
+            here = signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN
+            if (handler := signal.signal(number, here)) is not here:
+                self.signals[number] = handler
+        # Finalizers of what was imported here must not run in each worker that exits. A package's
+        # temporary folder would be gone with the first of them, and torch's operators alone, taken
+        # back one by one, would delay the exit by 100 ms.
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined] # noqa: SLF001
+            finalizer.atexit = False
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A collection writes to every object that it visits, and so would copy the memory that the
+        # workers share. Frozen objects are not visited.
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        self.import_output = os.pread(1, IMPORT_OUTPUT_LIMIT_BYTES, 0)  # the agent made it a file
+        return preloaded
 
     def _report_exit(self, pidfd: int) -> None:
         pid = self.workers.pop(pidfd)
@@ -109,79 +140,58 @@ class ForkServer:
         # number, which is that of its session, to no other process.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-        if (spawned := self.spawned.pop(pid, None)) is not None:
-            code = spawned.wait()
-        else:
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        self._send(Exited(pid=pid, code=code))
+        self._send(Exited(pid=pid, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
-    def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started | Refused:
+    def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started:
         """Returns in the parent alone."""
-        obstacle = "" if self.preloaded is None else fork_obstacle(self.preloaded)
-        try:
-            if obstacle is None:
-                pid = self._fork(request, outputs, store)
-            else:
-                pid = self._spawn(request, outputs, store)
-        except OSError as error:
-            return Refused(reason=f"no process can be started ({error})")
+        recipe, parent = Path(request.command[0]), os.getpid()
+        obstacle = "" if self.preloaded is None else fork_obstacle(self.preloaded, recipe.resolve().parent)
+        with stop_signals.blocked():  # the worker unblocks them
+            try:
+                pid = os.fork()
+            except OSError as error:
+                return Started(pid=None, reason=f"no process can be started ({error})")
+            if not pid:
+                # The edge of a process: an exception that passed here would make the worker a
+                # second fork server.
+                try:
+                    die_with_parent(parent)
+                    self._become_worker(request, outputs, store, inherits=obstacle is None)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(EXIT_FAILED)
         # If this raises, the fork server ends, and so does the worker that it could not watch.
         self.workers[os.pidfd_open(pid)] = pid
-        return Started(pid=pid, spawned=obstacle)
+        return Started(pid=pid, reason=obstacle)
 
-    def _spawn(self, request: StartRequest, outputs: list[int], store: int | None) -> int:
-        words = [sys.executable, "-P", "-u", "-m", "elastic.worker.main", str(os.getpid()), *request.command]
-        with stop_signals.blocked():  # the worker unblocks them
-            # What is ignored stays so in another program, and handlers become the default.
-            for number in stop_signals.ALL:
-                is_ignored = self.signals[number] is signal.SIG_IGN
-                signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
-            try:
-                process = subprocess.Popen(
-                    words,
-                    env=request.env | environment.store_variable(store),
-                    pass_fds=[] if store is None else [store],
-                    stdin=subprocess.DEVNULL,
-                    stdout=outputs[0],
-                    stderr=outputs[1],
-                    start_new_session=True,
-                )
-            finally:
-                stop_signals.ignore()
-        self.spawned[process.pid] = process
-        return process.pid
-
-    def _fork(self, request: StartRequest, outputs: list[int], store: int | None) -> int:
-        parent = os.getpid()
-        with stop_signals.blocked(stop_signals.WARNINGS):
-            if pid := os.fork():
-                return pid
-            # The edge of a process: an exception that passed here would make the worker a second
-            # fork server.
-            try:
-                die_with_parent(parent)
-                self._become_worker(request, outputs, store)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(EXIT_FAILED)
-
-    def _become_worker(self, request: StartRequest, outputs: list[int], store: int | None) -> NoReturn:
+    def _become_worker(
+        self, request: StartRequest, outputs: list[int], store: int | None, *, inherits: bool
+    ) -> NoReturn:
         """Close the fork server's descriptors, set what differs between workers, and run."""
-        assert self.preloaded is not None
         os.setsid()
         for number, handler in self.signals.items():
             if handler is not None:  # None: set by C code, and Python cannot set it again
                 signal.signal(number, handler)
-        self.agent.close()
         for target, descriptor in zip(OUTPUTS, outputs, strict=True):
             os.dup2(descriptor, target)
+        env = request.env | environment.store_variable(store)
+        recipe, *arguments = request.command
+        if not inherits:
+            for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
+                if descriptor > max(OUTPUTS):
+                    with suppress(OSError):  # that of the listing itself
+                        os.set_inheritable(descriptor, descriptor == store)
+            # What is ignored stays so in another program, and handlers become the default.
+            words = [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *request.command]
+            os.execve(sys.executable, words, env)  # noqa: S606 - no shell is wanted
+        assert self.preloaded is not None
+        self.agent.close()
         for descriptor in (*self.workers, *outputs):
             os.close(descriptor)
         with suppress(OSError):  # a preflight's terminal may be gone
             os.write(2, self.import_output)  # as if this process had done the importing
-        environment.replace(request.env | environment.store_variable(store))
-        recipe, *arguments = request.command
+        environment.replace(env)
         begin(self.preloaded)
         run_recipe(recipe, arguments)
 
@@ -189,8 +199,11 @@ class ForkServer:
         self.agent.send_bytes(json.dumps(encode(message)).encode())
 
 
-def fork_obstacle(preloaded: Preloaded) -> str | None:
-    """Why no worker can be forked from this process now; None when one can."""
+def fork_obstacle(preloaded: Preloaded, folder: Path) -> str | None:
+    """Why no worker can go on as a fork of this process now; None when one can.
+
+    folder: the recipe's.
+    """
     if thread_count() > 1:
         return f"importing left {thread_count() - 1} threads running, which a forked process would lack"
     if any(os.path.realpath(link).startswith(GPU_DEVICES) for link in Path("/proc/self/fd").iterdir()):
@@ -202,7 +215,7 @@ def fork_obstacle(preloaded: Preloaded) -> str | None:
         return "importing initialized CUDA, which a forked process cannot use"
     if torch.distributed.is_initialized():
         return "importing initialized a process group, which a forked process cannot share"
-    return preloaded.conflict()
+    return preloaded.conflict(folder)
 
 
 def count_gpus() -> int:
@@ -220,44 +233,11 @@ def count_gpus() -> int:
 
 
 def main() -> None:
-    recipe, descriptor, agent_pid = sys.argv[1:]
-    die_with_parent(int(agent_pid))  # before anything else: importing takes seconds
-    import_and_serve(Path(recipe) if recipe else None, int(descriptor))
-    os._exit(EXIT_COMPLETE)
-
-
-def import_and_serve(recipe: Path | None, descriptor: int) -> None:
-    """recipe: None to import nothing, and to spawn. descriptor: of the connection to the agent; its
-    end is the end of the service.
-    """
-    before = {number: signal.getsignal(number) for number in stop_signals.ALL}
-    stop_signals.ignore()  # its death would be the death of workers that are to finish their step
-    # Importing makes many objects and drops few: collecting them takes a tenth of its time.
-    gc.disable()
+    descriptor, agent_pid = map(int, sys.argv[1:])
+    die_with_parent(agent_pid)  # before anything else: importing takes seconds
     with Connection(descriptor) as agent:
-        preloaded = None if recipe is None else preload(recipe)
-        # A package may have set a handler of its own while it was imported. A worker that imports
-        # for itself would keep it, so forked workers get it back; this process ignores the signal
-        # again.
-        during = {number: signal.getsignal(number) for number in stop_signals.ALL}
-        stop_signals.ignore()
-        signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in stop_signals.ALL}
-        # If SIGCHLD is ignored, the kernel drops exit codes. A package may have done that as well.
-        signals[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Finalizers of what was imported here must not run in each worker that exits. A package's
-        # temporary folder would be gone with the first of them, and torch's operators alone, taken
-        # back one by one, would delay the exit by 100 ms.
-        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined] # noqa: SLF001
-            finalizer.atexit = False
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # A collection writes to every object that it visits, and so would copy the memory that the
-        # workers share. Frozen objects are not visited.
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        import_output = os.pread(1, IMPORT_OUTPUT_LIMIT_BYTES, 0)  # the agent made it a file
-        ForkServer(agent=agent, preloaded=preloaded, signals=signals, import_output=import_output).serve()
+        ForkServer(agent).serve()
+    os._exit(EXIT_COMPLETE)
 
 
 if __name__ == "__main__":

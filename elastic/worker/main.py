@@ -1,13 +1,12 @@
 """A worker runs the recipe as `__main__`, never outlives its agent, and reports how it failed.
 
-It is forked from the fork server, or spawned by it as `python -m elastic.worker.main PARENT RECIPE
+It is forked from the fork server, or executed by the fork as `python -m elastic.worker.main RECIPE
 ARGUMENTS...`, under torchrun's variables and the agent's. Any script runs in it, also one that uses
-none of this library.
+none of this library. By then the kernel knows that it dies with the fork server.
 
-The order of the first steps matters. A spawned worker asks to die with the fork server before it
-imports more than this package, because importing takes seconds in which the fork server may die.
-Nothing here imports torch, whose import may depend on settings of the recipe's first lines.
-Standard output is replaced before the first line of the recipe may print.
+The order of the first steps matters. Nothing here imports torch, whose import may depend on
+settings of the recipe's first lines. Standard output is replaced before the first line of the
+recipe may print.
 
 The end is `os._exit` on every path. An interpreter that shuts down joins threads and finalizes
 objects: threads that wait for a dead peer would keep the process for ever, and gloo's threads abort
@@ -45,18 +44,10 @@ from elastic.errors import (
 )
 from elastic.system import forked_child, global_random, stop_signals, worker_error
 from elastic.system.clock import share_boot_wall_s, since_boot_s
-from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import QUOTED, WorkerError, write_error
 from elastic.worker import script_end
 
 _EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiffers)
-
-
-def main() -> None:
-    """Entry point of a spawned worker."""
-    parent, recipe, *arguments = sys.argv[1:]
-    die_with_parent(int(parent))
-    run_recipe(recipe, arguments)
 
 
 def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
@@ -223,4 +214,4 @@ def exit_now(code: int, last_words: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(sys.argv[1], sys.argv[2:])

@@ -1,8 +1,8 @@
 """The fork server imports installed modules for its workers, and never runs a module of the user's.
 
 The difference decides what a worker may inherit. An installed module is the same for every worker
-as long as the command runs. A module of the user's is read here only for its imports: it is run by
-each worker, under that worker's environment and as it is on the disk at that time.
+as long as the command runs. A module of the user's is run by each worker, under that worker's
+environment and as it is on the disk at that time.
 
 That does not make all imports safe. An installed package may import a module by a name that a file
 of the user's also has, and Python keeps one module for each name. So after the imports two things
@@ -15,25 +15,20 @@ worker that finds one where the preflight found none says so. It does not know w
 came before the import: then the workers are spawned in vain. It does not see finders, or stand-ins
 that a recipe puts into `sys.modules`.
 
-The imports are found by reading the script and its local modules. Only statements that run when a
-module is imported count: what a function imports when it is called is not found. An import that is
-missed costs each worker its time, and one too many costs the fork server that time. Neither changes
-what the script sees.
+What the recipe imports is known from its preflight, which has run it up to `elastic.start`. A
+module that it imports later costs each worker its time, and changes nothing that the script sees.
 """
 
-import ast
 import importlib
-import importlib.util
 import os
 import site
 import sys
 import sysconfig
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import elastic
 from elastic.config import environment
@@ -42,24 +37,23 @@ from elastic.config import environment
 # itself. elastic.train.start leads to all that a worker needs of this library, except numpy.random,
 # which numpy imports when it is first used.
 ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start", "numpy.random")
-MOST_FILES = 5000  # that are looked for; most of them are not there
-
-Import = tuple[str, str]  # `import module`, with no name, or `from module import name`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preloaded:
-    folder: Path  # the recipe's
-    files: Mapping[str, str]  # of all loaded modules, by name, with symbolic links resolved
+    files: Mapping[str, str]  # of all loaded modules, by name
     uninstalled: tuple[str, ...]  # modules that were loaded here and are neither installed nor this library's
 
-    def conflict(self) -> str | None:
-        """Why a forked worker would see other modules than a spawned one; None if it would not."""
+    def conflict(self, folder: Path) -> str | None:
+        """Why a forked worker would see other modules than a spawned one; None if it would not.
+
+        folder: the recipe's.
+        """
         if self.uninstalled:
             return f"an installed package imported {self.uninstalled[0]}, which is not installed and must be run by each worker itself"
         # A spawned worker would import a file of the recipe's folder instead of a module of its
         # name that is loaded here.
-        origin = self.hides(self.folder)
+        origin = self.hides(folder)
         return origin and f"{origin} has the name of an installed module that is imported already"
 
     def hides(self, folder: Path) -> str | None:
@@ -70,133 +64,57 @@ class Preloaded:
         for name in sorted({path.name.partition(".")[0] for path in folder.iterdir()} & self.files.keys()):
             spec = PathFinder.find_spec(name, [str(folder)])
             origin = None if spec is None else spec.origin
-            if origin is not None and os.path.realpath(origin) != self.files[name]:
+            if origin is not None and os.path.realpath(origin) != os.path.realpath(self.files[name]):
                 return origin
         return None
 
 
-def preload(recipe: Path) -> Preloaded:
-    """Import what every worker needs, and what the recipe and its local modules import."""
-    recipe = recipe.resolve()
-    recipe.read_bytes()  # the reason of a recipe that cannot be read is shown
+def preload(modules: Sequence[str], earlier: Preloaded | None) -> Preloaded:
+    """Import what every worker needs, and these modules. earlier: the result of a call before."""
     # Modules imported before this point are the same in every process, because the interpreter or
     # the agent imported them. The only risk they carry is a file beside the recipe with the same
     # name, which `conflict` looks for. So `uninstalled` below counts only the modules that are
     # loaded here.
     before = frozenset(sys.modules)
-    own = [] if sys.flags.safe_path else [sys.path[0]]  # of the program that this process began as
-    # A worker has the recipe's folder there, so the search for local modules needs it too. The
-    # imports must not have it: with the folder on the path, an installed package that imports a
-    # common name, `utils` for example, would run the user's module of that name in this process.
-    sys.path[: len(own)] = [str(recipe.parent)]
-    found = find_imports(recipe)
-    del sys.path[0]
-    for module, name in [*((module, "") for module in ALWAYS), *found]:
+    # The folder of the program that this process began as. With it on the path, an installed
+    # package that imports a common name, `utils` for example, would run the user's module of it.
+    own = [] if sys.flags.safe_path else [sys.path.pop(0)]
+    for module in (*ALWAYS, *modules):
         # An import that fails here fails in the worker too. There its traceback is in the worker's
         # log, or the recipe catches it, as it would for an optional package.
         with suppress(BaseException):
-            imported = importlib.import_module(module)
-            if name and not hasattr(imported, name):
-                importlib.import_module(f"{module}.{name}")
+            importlib.import_module(module)
     sys.path[:0] = own
-    names = sys.modules.keys() - {"__main__", "__mp_main__"}
-    places = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    files = loaded_files()
+    uninstalled = [name for name, file in files.items() if name not in before and not is_installed(file)]
+    return Preloaded(files=files, uninstalled=(*(earlier.uninstalled if earlier else ()), *uninstalled))
+
+
+def loaded_files() -> dict[str, str]:
+    """The files of all loaded modules, by name, in about the order of their imports."""
+    files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     # Modules that were made by code, such as torch.ops, have a `__file__` that is no path.
-    files = {
-        name: os.path.realpath(file)
-        for name, file in places.items()
-        if isinstance(file, str) and os.sep in file
+    return {
+        name: file
+        for name, file in files.items()
+        if isinstance(file, str) and os.sep in file and name not in ("__main__", "__mp_main__")
     }
-    installed = [*installed_folders(), *map(os.path.realpath, elastic.__path__)]
-    uninstalled = [name for name in files if name not in before and not is_inside(files[name], installed)]
-    return Preloaded(folder=recipe.parent, files=files, uninstalled=tuple(uninstalled))
 
 
-def find_imports(recipe: Path) -> list[Import]:
-    """The imports of installed modules that running the recipe leads to, in about their order.
-
-    Local modules are looked for on sys.path, and read in their turn, each once.
+def is_installed(file: str) -> bool:
+    """Whether it lies in the interpreter's own folders, where packages are installed, or in this
+    library.
     """
-    found: dict[Import, None] = {}
-    read: set[Path] = set()
-    left = deque([recipe])
-    while left and len(read) < MOST_FILES:
-        file = left.popleft()
-        if file in read:
-            continue
-        read.add(file)
-        inner: list[Path] = []
-        for level, module, name in _imports_of(file):
-            parts = [part for part in (*module.split("."), name) if part]
-            if level:
-                inner += _files_below(file.parents[min(level, len(file.parents)) - 1], parts)
-            elif (folders := _local_folders(parts[0])) is None:
-                found[module, name] = None
-            else:
-                inner += [each for folder in folders for each in _files_below(folder, parts)]
-        left.extendleft(reversed(inner))
-    return list(found)
+    return file.startswith(_INSTALLED) or os.path.realpath(file).startswith(_INSTALLED)
 
 
-def _imports_of(file: Path) -> Iterator[tuple[int, str, str]]:
-    """The level, module and name of each import that running the file runs; level 0 is absolute.
-
-    A file that is missing or not Python imports nothing here; the worker raises the error.
-    """
-    try:
-        left: deque[ast.AST] = deque(ast.parse(file.read_bytes()).body)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    while left:
-        inner: Iterable[ast.AST] = ()
-        match left.popleft():
-            case ast.Import(names=names):
-                yield from ((0, alias.name, "") for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                yield from ((level, module or "", alias.name.strip("*")) for alias in names)
-            case ast.If(test=test, orelse=otherwise) if "TYPE_CHECKING" in ast.unparse(test):
-                inner = otherwise
-            case (ast.If() | ast.Try() | ast.TryStar() | ast.With() | ast.ExceptHandler()) as statement:
-                inner = ast.iter_child_nodes(statement)
-            case _:
-                pass
-        left.extendleft(reversed([*inner]))
-
-
-def _files_below(folder: Path, parts: Sequence[str]) -> list[Path]:
-    """Where the files are that an import of the parts' module runs, with the packages around it."""
-    places = [folder.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
-    return [each for place in places for each in (place.with_suffix(".py"), place / "__init__.py")]
-
-
-def _local_folders(name: str) -> list[Path] | None:
-    """The folders in which a module or package of this name lies; None if it is installed.
-
-    Modules of the interpreter and of this library count as installed.
-    """
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # ValueError: a module without a spec, such as __main__
-        return []
-    if spec is None:
-        return []
-    places = list(spec.submodule_search_locations or filter(None, [spec.origin]))
-    is_installed = places and all(is_inside(os.path.realpath(place), installed_folders()) for place in places)
-    if is_installed or name == "elastic" or spec.origin in ("built-in", "frozen"):
-        return None
-    return [Path(place).parent for place in places]
-
-
-def installed_folders() -> set[str]:
-    """The interpreter's own folders and every folder that packages are installed into."""
+def _installed_folders() -> tuple[str, ...]:
     own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-    return set(map(os.path.realpath, [*own, *site.getsitepackages(), site.getusersitepackages()]))
+    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), *elastic.__path__]
+    return tuple(f"{folder}/" for given in folders for folder in (given, os.path.realpath(given)))
 
 
-def is_inside(file: str, folders: Iterable[str]) -> bool:
-    path = PurePath(file)
-    return any(path.is_relative_to(folder) for folder in folders)
-
+_INSTALLED = _installed_folders()
 
 # What the recipe does to what it has inherited.
 
@@ -235,9 +153,14 @@ def change() -> str:
 
 def tell(launch: environment.Launch) -> None:
     """At elastic.start."""
-    if not (found := change()):
-        return
+    found = change()
     if launch.preflight is not None:
-        Path(launch.preflight).with_suffix(environment.SPAWN).write_text(found)
-    else:
+        answer = Path(launch.preflight)
+        if found:
+            answer.with_suffix(environment.SPAWN).write_text(found)
+        elif _begun:
+            inherited = _begun[0].preloaded.files
+            modules = [n for n, file in loaded_files().items() if n not in inherited and is_installed(file)]
+            answer.with_suffix(environment.MODULES).write_text("\n".join(modules))
+    elif found:
         print(f"this worker was forked before: {found}, and all workers are spawned", file=sys.stderr)

@@ -6,7 +6,6 @@ import fcntl
 import io
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -23,7 +22,7 @@ import run_records
 import torch.distributed.run
 from gates import PATIENCE_S, Gates, wait_for
 
-from elastic.agent.worker_process import ForkServerClient, Process
+from elastic.agent.worker_process import Process, Spawner
 from elastic.cli import main
 from elastic.config.environment import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
@@ -36,6 +35,7 @@ TINY = RECIPES / "tiny.py"
 UPLOADER = "elastic.uploader.main"
 AGENT = Path(__file__).parent / "agent.py"
 TORCHRUN = Path(torch.distributed.run.__file__)
+OF_AGENT = ("botocore.session", "s3fs", "torch.distributed.run", "elastic.agent.launch", "elastic.cli")
 
 Record = dict[str, Any]
 
@@ -57,7 +57,7 @@ class ForkedAgent:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
-            select.select([self._process.server.fileno()], [], [], left_s)
+            self._process.spawner.wait(left_s)
         return code
 
     def send_signal(self, sig: int) -> None:
@@ -126,7 +126,7 @@ def without_rehearsals(words: list[str]) -> list[str]:
 class Drill(Gates):
     """One run directory, and everything that a test does to it."""
 
-    def __init__(self, folder: Path, fork_server: ForkServerClient) -> None:
+    def __init__(self, folder: Path, fork_server: Spawner) -> None:
         """fork_server: agents are forked from it."""
         self.folder = folder
         self.fork_server = fork_server
@@ -157,7 +157,7 @@ class Drill(Gates):
 
         def fork(out: IO[bytes]) -> Any:
             request = StartRequest(command=(str(AGENT), *words), env=self._env(env))
-            return ForkedAgent(words, self.fork_server.start(request, (out.fileno(), out.fileno())))
+            return ForkedAgent(words, self.fork_server.start(request, out.fileno(), out.fileno()))
 
         return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
 
@@ -385,20 +385,21 @@ def recipes() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServerClient]:
+def fork_server() -> Iterator[Spawner]:
     pin_threads()  # as the command does
     os.environ[HASH_SEED] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they
         # start inherits it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    server = ForkServerClient.spawn(AGENT)
+    server = Spawner(print)
+    server.preload(OF_AGENT)
     yield server
     server.close()
 
 
 @pytest.fixture
-def drill(tmp_path: Path, fork_server: ForkServerClient) -> Iterator[Drill]:
+def drill(tmp_path: Path, fork_server: Spawner) -> Iterator[Drill]:
     drill = Drill(tmp_path, fork_server)
     yield drill
     survivors = drill.close()
@@ -406,7 +407,7 @@ def drill(tmp_path: Path, fork_server: ForkServerClient) -> Iterator[Drill]:
 
 
 @pytest.fixture
-def drills(fork_server: ForkServerClient) -> Iterator[Callable[[Path], Drill]]:
+def drills(fork_server: Spawner) -> Iterator[Callable[[Path], Drill]]:
     """Several working directories: each call makes a drill in a new folder."""
     made: list[Drill] = []
 
@@ -441,7 +442,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def reference(once: Callable[..., Path], fork_server: ForkServerClient) -> Callable[..., Undisturbed]:
+def reference(once: Callable[..., Path], fork_server: Spawner) -> Callable[..., Undisturbed]:
     """Train a recipe with one worker and without faults, once for all tests of a session."""
 
     def trained(name: str, **options: Any) -> Undisturbed:
@@ -467,7 +468,7 @@ def copy_run(drill: Drill) -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def stopped(once: Callable[..., Path], drill: Drill, fork_server: ForkServerClient) -> Drill:
+def stopped(once: Callable[..., Path], drill: Drill, fork_server: Spawner) -> Drill:
     """A drill whose run was drained after step 20; checkpoints are of steps 4, 8, 12, 16 and 20."""
     shutil.copytree(
         once("stopped", lambda folder: _train_and_stop(folder, fork_server)) / "run", drill.run.local
@@ -475,12 +476,12 @@ def stopped(once: Callable[..., Path], drill: Drill, fork_server: ForkServerClie
     return drill
 
 
-def _train(folder: Path, fork_server: ForkServerClient, **options: Any) -> None:
+def _train(folder: Path, fork_server: Spawner, **options: Any) -> None:
     with closing(Drill(folder, fork_server)) as drill:
         drill.start(**options).ends_with(0)
 
 
-def _train_and_stop(folder: Path, fork_server: ForkServerClient) -> None:
+def _train_and_stop(folder: Path, fork_server: Spawner) -> None:
     with closing(Drill(folder, fork_server)) as drill:
         drill.shut(5, 9, 13, 17, 20)
         agent = drill.start("--keep", "9")

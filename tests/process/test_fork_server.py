@@ -6,17 +6,16 @@ import json
 import os
 import select
 import signal
-import subprocess
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from elastic.agent.worker_process import ForkServerClient, Spawner, wait_any_exit
+from elastic.agent.preflight import declared_identity
+from elastic.agent.worker_process import Spawner
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import environment
 from elastic.system import stop_signals
@@ -58,6 +57,8 @@ def show():
     print(json.dumps(seen))
 
 match sys.argv[1]:
+    case "inherits":
+        print([name for name in sys.argv[2:] if name in sys.modules])
     case "show":
         show()
         print("to stderr", file=sys.stderr)
@@ -96,8 +97,8 @@ class Node:
         self.is_beside("VALUE = 1")
         self.reported: list[str] = []
         self.logs = 0
-        self.spawner = Spawner(self.recipe, self.reported.append)
-        self.spawns = Spawner(self.recipe, self.reported.append, forks=False)
+        self.spawner = Spawner(self.reported.append)
+        self.spawns = Spawner(self.reported.append, forks=False)
 
     def close(self) -> None:
         self.spawner.close()
@@ -109,7 +110,6 @@ class Node:
 
     @property
     def server(self):
-        assert self.spawner._server is not None
         return self.spawner._server
 
     def request(self, *arguments, env=None):
@@ -121,7 +121,7 @@ class Node:
         with tempfile.TemporaryFile() as log:
             process = start(self.request(*arguments, env=env), log.fileno(), log.fileno())
             while process.poll() is None:
-                wait_any_exit([process], FOR_EVER_S)
+                process.spawner.wait(FOR_EVER_S)
             log.seek(0)
             before, _, printed = log.read().decode().partition(PRINTED)
             assert not before
@@ -247,29 +247,18 @@ def test_a_local_module_hides_an_installed_one_of_its_name(node):
     finally:
         shadow.unlink()
         node.is_beside("VALUE = 1")
-    workers = node.workers("exit", "5")
-    assert workers._processes[0].spawned is None
-    workers.kill(None)
+    assert node.runs(node.spawner.start, "inherits", "torch") == (0, "['torch']\n")
 
 
-def test_a_fork_server_killed_while_it_imports_is_replaced(pinned, tmp_path):
-    """As the kernel does for want of memory.
-
-    The workers of that generation are spawned, those of the next are forked.
-    """
-    node = Node(tmp_path)
-    with closing(node):
-        os.kill(node.server.pid, signal.SIGKILL)
-        for _ in range(2):  # workers of one generation
-            assert node.runs(node.spawner.start, "exit", "7")[0] == 7
-        node.spawner.renew()
-        workers = node.workers("exit", "7")
-        assert workers._processes[0].spawned is None
-        workers.kill(None)
-    assert [line.partition(":")[0] for line in node.reported] == [
-        "workers are spawned, which takes seconds, and not forked from the fork server",
-        "the fork server died; another one is started",
-    ]
+def test_a_worker_inherits_what_its_preflight_has_imported(node, tmp_path):
+    """And none of the modules of the user's."""
+    recipe, called = tmp_path / "recipe.py", "elastic.start(seed=0, global_batch=8, shards=8)"
+    recipe.write_text(f"import elastic, wave, own\nfrom xml.dom import minidom\n{called}\n")
+    (tmp_path / "own.py").touch()
+    assert node.runs(node.spawner.start, "inherits", "wave") == (0, "[]\n")
+    declared_identity(node.spawner, recipe, ())
+    names = "wave", "own", "xml.dom.minidom"
+    assert node.runs(node.spawner.start, "inherits", *names) == (0, "['wave', 'xml.dom.minidom']\n")
 
 
 def test_workers_die_with_their_fork_server_and_get_another(node):
@@ -314,23 +303,11 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     assert not node.reported
 
 
-@pytest.mark.parametrize("is_forked", [True, False])
-def test_a_worker_that_exits_takes_its_session_with_it(node, is_forked):
-    """It ends by itself, and its child would live on. Its number may be given to another process:
-    here the file of one stands for that.
-    """
-    with (node.folder / "left.log").open("w+b") as log:
-        spawner = node.spawner if is_forked else node.spawns
-        process = spawner.start(node.request("leave"), log.fileno(), log.fileno())
-        while process.poll() is None:
-            wait_any_exit([process], FOR_EVER_S)
-        log.seek(0)
-        dies(int(log.read().split()[-1]))
-    assert process.poll() == 0
-    with subprocess.Popen(["cat"], start_new_session=True, stdin=subprocess.PIPE) as stranger:
-        replace(process, pid=stranger.pid).kill()
-        assert stranger.communicate() == (None, None)
-    assert stranger.returncode == 0
+def test_a_worker_that_exits_takes_its_session_with_it(node):
+    """It ends by itself, and its child would live on."""
+    code, printed = node.runs(node.spawner.start, "leave")
+    dies(int(printed))
+    assert code == 0
 
 
 def test_a_worker_runs_no_finalizers_of_the_fork_server(node, monkeypatch):
@@ -353,7 +330,7 @@ def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_p
     monkeypatch.chdir(tmp_path)
     code, printed = node.runs(node.spawns.start, "show")
     assert code == 0 and str(tmp_path) not in json.loads(printed.splitlines()[0])["path"]
-    with closing(ForkServerClient.spawn(node.recipe)) as server:
+    with closing(Spawner(print)) as server:
         server.wait_ready()
     assert not (tmp_path / "ran").exists()
 

@@ -16,17 +16,14 @@ def test_a_fork_server_that_reports_no_exit_is_killed():
     for within_s in (KILL_WAIT_S, 2.0):
         clock, killed_s, said = FakeClock(), [], []
         process = SimpleNamespace(
-            pid=7,
-            poll=lambda killed_s=killed_s: -9 if killed_s else None,
-            kill=lambda: None,
-            server=SimpleNamespace(kill=lambda clock=clock, killed_s=killed_s: killed_s.append(clock.now)),
+            pid=7, poll=lambda killed_s=killed_s: -9 if killed_s else None, kill=lambda: None
         )
+        spawner = SimpleNamespace(kill=lambda clock=clock, killed_s=killed_s: killed_s.append(clock.now))
         page = SimpleNamespace(open_step=lambda _rank: None)
         log, console = SimpleNamespace(record=said.append), SimpleNamespace(print_line=said.append)
         settings = SimpleNamespace(imports_library=True)
-        workers = NodeWorkers(
-            [], SimpleNamespace(page=page, log=log, console=console, clock=clock, settings=settings)
-        )
+        parts = {"page": page, "log": log, "console": console, "clock": clock, "settings": settings}
+        workers = NodeWorkers([], SimpleNamespace(spawner=spawner, **parts))
         workers._starts = {0: SimpleNamespace(rank=0, local_rank=0)}
         workers._processes, workers.wait = {0: process}, clock.sleep
         began_s = clock.now
@@ -38,7 +35,7 @@ def test_an_exit_that_is_known_ends_the_wait():
     """It was read together with the answer to another request: no descriptor becomes readable."""
     workers = NodeWorkers([], SimpleNamespace())
     workers._starts = {0: None}
-    workers._processes = {0: SimpleNamespace(poll=lambda: 0, server=None)}
+    workers._processes = {0: SimpleNamespace(poll=lambda: 0)}
     workers.wait(1e9)
 
 

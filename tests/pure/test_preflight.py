@@ -33,7 +33,7 @@ DECLARED = Identity(
 
 def declared_identity(path, arguments):
     """By a process that imports everything itself."""
-    with closing(Spawner(path, print, forks=False)) as spawner:
+    with closing(Spawner(print, forks=False)) as spawner:
         return preflight.declared_identity(spawner, path, arguments)
 
 

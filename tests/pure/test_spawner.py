@@ -3,7 +3,6 @@
 import json
 import os
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from elastic.agent import worker_process
 from elastic.agent.agent import NodeAgent
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.worker_process import ForkServerClient, Spawner
+from elastic.agent.worker_process import Process, Spawner
+from elastic.errors import CannotStart
 from elastic.rendezvous.group import RunEnd
 from elastic.system.fork_protocol import Exited, Ready, Started, StartRequest
 from elastic.system.leave_deadline import LeavePage
@@ -19,35 +19,13 @@ from elastic.system.untrusted import encode
 from elastic.testing.fakes import FakeClock
 
 
-class ExitedServer:
-    """A server process that ends the connection, and then itself, at once."""
-
-    pid = 7
-    kills = 0
-
-    def kill(self):
-        self.kills += 1
-
-    def wait(self):
-        return 3
-
-
-def test_a_server_that_exited_gets_no_signal_at_the_close():
-    """The kernel may have given its pid to another process."""
-    server = ExitedServer()
-    client = ForkServerClient(lambda *_: server)
-    assert client.exit_code_of(8) == -9  # its worker died with it
-    client.close()
-    assert (server.kills, client.exit_code) == (1, 3)
-
-
-class ImportingServer:
-    """A server process that imports for as long as the test likes."""
+class Server:
+    """A server process that says what the test has it say, and ends when that hangs up."""
 
     pid = 7
 
     def __init__(self):
-        self.kills = 0
+        self.kills, self.connection = 0, None
 
     def start(self, theirs, _output):
         self.connection = Connection(os.dup(theirs.fileno()))
@@ -57,61 +35,77 @@ class ImportingServer:
         self.kills += 1
 
     def wait(self):
-        return -9
+        return 3
 
     def says(self, *messages):
         for each in messages:
             self.connection.send_bytes(json.dumps(encode(each)).encode())
 
 
-class Questions:
-    """Whether the wait is interrupted: the third time that it is asked, and from then on."""
-
-    def __init__(self):
-        self.asked = 0
-
-    def __call__(self):
-        self.asked += 1
-        return self.asked >= 3
-
-
 @pytest.fixture
-def importing(monkeypatch):
+def servers(monkeypatch):
+    """Those that a spawner starts, one after another."""
     monkeypatch.setattr(worker_process, "ASK_EVERY_S", 0.0)
-    server = ImportingServer()
-    yield server
-    server.connection.close()
+    found = [Server() for _ in range(3)]
+    left = iter(found)
+    monkeypatch.setattr(worker_process, "spawn_server", lambda *words: next(left).start(*words))
+    yield found
+    for each in found:
+        if each.connection is not None:
+            each.connection.close()
+
+
+def test_a_server_that_exited_gets_no_signal_at_the_close(servers):
+    """The kernel may have given its pid to another process."""
+    spawner = Spawner(print)
+    servers[0].connection.close()
+    assert Process(spawner, 8).poll() == -9  # it died with the server
+    spawner.close()
+    assert (servers[0].kills, spawner.exit_code) == (1, 3)
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_worker_with_a_reused_number_has_not_ended(importing, ends):
+def test_a_worker_with_a_reused_number_has_not_ended(servers, ends, monkeypatch):
     """With 32,768 numbers, a node comes back to one within hours. The second worker may end before
-    anyone has read that it began.
+    anyone has read that it began. The first one, which is gone, is not killed.
     """
-    client, request = ForkServerClient(importing.start), StartRequest(command=(), env={})
-    importing.says(Ready(gpus=0), Started(pid=8, spawned=None), Exited(pid=8, code=0))
-    first = client.start(request, (1, 2))
+    spawner, request = Spawner(print), StartRequest(command=(), env={})
+    servers[0].says(Ready(gpus=0), Started(pid=8, reason=None), Exited(pid=8, code=0))
+    first = spawner.start(request, 1, 2)
     assert first.poll() == 0
-    importing.says(Started(pid=8, spawned=None), *([Exited(pid=8, code=3)] if ends else []))
-    assert client.start(request, (1, 2)).poll() == (3 if ends else None)
-    client.close()
+    monkeypatch.setattr(worker_process.os, "killpg", pytest.fail)
+    first.kill()
+    servers[0].says(Started(pid=8, reason=None), *([Exited(pid=8, code=3)] if ends else []))
+    assert spawner.start(request, 1, 2).poll() == (3 if ends else None)
+    spawner.close()
 
 
-def test_a_leaving_node_waits_for_no_new_fork_server(importing, monkeypatch):
+def test_a_leaving_node_waits_for_no_new_fork_server(servers):
     """The server has died between two generations, and another one imports for minutes. The newest
     state may be in the agent's memory alone: it is saved by the code that comes after the wait.
     """
-    said, questions = [], Questions()
-    monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(lambda *_: ExitedServer()))
-    spawner = Spawner(Path("recipe.py"), said.append)
-    spawner._server.exit_code_of(8)
-    monkeypatch.setattr(ForkServerClient, "spawn", lambda _: ForkServerClient(importing.start))
-    spawner.renew(questions)
-    assert (questions.asked, said) == (3, ["the fork server died; another one is started"])
-    assert (spawner._server.pid, spawner._server.is_ready, importing.kills) == (importing.pid, False, 0)
-    importing.says(Ready(gpus=0))
-    spawner._server.wait_ready()
-    assert spawner._server.is_ready
+    said, asked = [], []
+    spawner = Spawner(said.append)
+    servers[0].connection.close()
+    spawner.receive()
+    spawner.renew(lambda: asked.append(1) or len(asked) == 3)
+    assert (len(asked), said) == (3, ["the fork server died; another one is started"])
+    assert servers[1].kills == 0
+    servers[1].says(Ready(gpus=2))
+    assert spawner.count_gpus() == 2
+    spawner.close()
+
+
+def test_a_server_that_ends_while_it_imports_is_not_tried_again(servers):
+    """Another one imports nothing, and spawns all workers. If that ends too, no worker starts."""
+    said = []
+    spawner = Spawner(said.append)
+    servers[0].connection.close()
+    spawner.wait_ready(lambda: servers[1].says(Ready(gpus=None)))
+    assert said[0].endswith("not forked from the fork server: the fork server ended")
+    servers[1].connection.close()
+    with pytest.raises(CannotStart):
+        spawner.start(StartRequest(command=(), env={}))
     spawner.close()
 
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from elastic.agent.worker_process import ForkServerClient
+from elastic.agent import worker_process
 from elastic.system import stop_signals
 from elastic.system.processes import die_with_parent, thread_count
 from elastic.worker import fork_server
@@ -22,7 +22,7 @@ from elastic.worker.main import unbuffered
 
 
 class Fork:
-    """A child, with the methods of subprocess.Popen that a ForkServerClient calls."""
+    """A child, with the methods of subprocess.Popen that a Spawner calls."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -36,37 +36,32 @@ class Fork:
 
 
 def fork_or_spawn(
-    recipe: Path | None, spawn: Callable[[Path | None], ForkServerClient] = ForkServerClient.spawn
-) -> ForkServerClient:
+    theirs: Connection, output: IO[bytes], spawn: Callable[..., Any] = worker_process.spawn_server
+) -> Any:
     if thread_count() > 1:
-        return spawn(recipe)
+        return spawn(theirs, output)
     agent = os.getpid()
-
-    def start(theirs: Connection, output: IO[bytes]) -> Any:
-        pid = os.fork()
-        if pid:
-            return Fork(pid)
-        try:
-            die_with_parent(agent)
-            os.setsid()
-            for number in stop_signals.ALL:
-                if callable(signal.getsignal(number)):
-                    signal.signal(number, signal.SIG_DFL)
-            with Path(os.devnull).open() as nothing:
-                os.dup2(nothing.fileno(), 0)
-            for name, descriptor in (("stdout", 1), ("stderr", 2)):
-                os.dup2(output.fileno(), descriptor)
-                stream = unbuffered(descriptor, getattr(sys, name))
-                setattr(sys, name, stream)
-                setattr(sys, f"__{name}__", stream)
-            fork_server.import_and_serve(recipe, os.dup(theirs.fileno()))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-
-    return ForkServerClient(start)
+    if pid := os.fork():
+        return Fork(pid)
+    try:
+        die_with_parent(agent)
+        os.setsid()
+        for number in stop_signals.ALL:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(output.fileno(), descriptor)
+            stream = unbuffered(descriptor, getattr(sys, name))
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        fork_server.ForkServer(theirs).serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def patch() -> None:
-    ForkServerClient.spawn = staticmethod(fork_or_spawn)  # type: ignore[method-assign]
+    worker_process.spawn_server = fork_or_spawn
