@@ -26,13 +26,12 @@ from elastic.check.plan import (
     Launch,
     launches,
 )
-from elastic.check.runs import LIMIT_S, Ended, Runs
+from elastic.check.runs import LIMIT_S, Ended, none_outlives, run
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
 from elastic.proof.evidence import Evidence, TraceLine, differences
 
 _LOGGED = "step.log("  # how the entry of a logged value begins
-_RUN_BEFORE = "the run before it, which it resumes, did not end as it should"
 _OTHER_END = (
     "what ends the loop is of one process alone, such as a counter or a clock: decide by step.number, the loss that step.mean_loss returns, "
     "run.evaluate or elastic.Values, or give run.data(steps=...)"
@@ -49,7 +48,6 @@ class Result(StrEnum):
     EXACT = "exact"
     DIFFERS = "differs"
     FAILED = "failed"
-    NOT_RUN = "not run"  # of a proof
     REFUSED = "refused"  # of a check
 
 
@@ -59,7 +57,7 @@ class Proof:
 
     seconds: how long the launch took. step, entry: of the first difference from the calm run.
     ended: how the launch ended, where that is not how it should; failure: why, in the words of the
-    recipe or of the command. note: what else is to be said; of a proof that was not run, why.
+    recipe or of the command. note: what else is to be said.
     """
 
     proof: str
@@ -72,10 +70,6 @@ class Proof:
     failure: str | None = None
     note: str | None = None
 
-    @property
-    def is_bad(self) -> bool:
-        return self.result in (Result.DIFFERS, Result.FAILED)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -83,7 +77,7 @@ class Checked:
 
     notes: what the calm run said that is exact and perhaps not meant. ignored: names of logged
     values that differ between two equal commands. not_compared: what the check says nothing about.
-    cause: what usually makes the first proof fail that failed, None where its failure says it.
+    cause: what usually makes the last proof differ, None where its failure says it, or none does.
     error: why nothing was compared, or no more, None where all was.
     """
 
@@ -108,20 +102,19 @@ def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
     """
     temporary = tempfile.TemporaryDirectory(prefix="elastic-check-", ignore_cleanup_errors=True)
     # Left in the opposite order: the processes go before their folder.
-    with temporary as folder, Runs(options, Path(folder)) as runs:
-        calm = _calm(options, runs)
+    with temporary as folder, none_outlives():
+        calm = _calm(options, Path(folder))
         steps, of_run = calm.lines[-1].step, _steps_of_run(calm)
         note = f"the first {steps} of {of_run} steps, with which the others are compared"
         if calm.stopped is not None:
             note = f"all {steps} steps, after which the recipe ends the run ({calm.stopped})"
         tell(Proof(proof=CALM, workers=1, result=Result.EXACT, seconds=calm.seconds, note=note))
-        return _prove(options, runs, tell, calm)
+        return _prove(options, Path(folder), tell, calm)
 
 
-def _calm(options: CheckOptions, runs: Runs) -> Ended:
+def _calm(options: CheckOptions, root: Path) -> Ended:
     least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
-    (calm,) = runs.begin([Launch(proof=CALM, workers=1)], least, seconds).result()
-    assert calm is not None, "no command is before it"
+    calm = run(options, root, Launch(proof=CALM, workers=1), least, seconds)
     if calm.code == EXIT_USAGE:
         raise UsageError(calm.words)
     if calm.code != EXIT_COMPLETE or not calm.lines:
@@ -139,43 +132,35 @@ def _calm(options: CheckOptions, runs: Runs) -> Ended:
     return calm
 
 
-def _prove(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], calm: Ended) -> Checked:
+def _prove(options: CheckOptions, root: Path, tell: Callable[[Proof], None], calm: Ended) -> Checked:
+    """The first proof that fails is the last one: what it shows is to be mended first."""
     expected = {line.step: line for line in calm.lines}
     steps, ends = max(expected), _epoch_ends(calm.lines)
-    proofs: list[Proof] = []
-
-    def add(proof: Proof) -> None:
-        proofs.append(proof)
-        tell(proof)
-
     # One step more shows whether the recipe ends the other runs where it ended the calm one.
     most = steps if calm.stopped is None else steps + 1
-    chains = launches(steps, calm.lines[-1].shards, ends)
-    begun = [runs.begin(chain, most) for chain in chains]
+    planned = launches(steps, calm.lines[-1].shards, ends)
+    proofs: list[Proof] = []
     ignored = frozenset[str]()
-    for chain, running in zip(chains, begun, strict=True):
-        for launch, ended in zip(chain, running.result(), strict=True):
-            if ended is None:
-                add(
-                    Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=_RUN_BEFORE)
-                )
-                continue
-            if launch.proof == AGAIN:
-                ignored = unsteady_values(expected, ended.lines)
-            add(_proof(launch, ended, calm, first_difference(expected, ended.lines, ignored)))
-    bad = next((each for each in proofs if each.is_bad), None)
-    differs = next((each for each in proofs if each.result is Result.DIFFERS), None)
+    for launch in planned:
+        ended = run(options, root, launch, most)
+        if launch.proof == AGAIN:
+            ignored = unsteady_values(expected, ended.lines)
+        proofs.append(_proof(launch, ended, calm, first_difference(expected, ended.lines, ignored)))
+        tell(proofs[-1])
+        if proofs[-1].result is not Result.EXACT:
+            break
+    last = proofs[-1]
     return Checked(
         recipe=options.recipe,
-        result=Result.EXACT if bad is None else bad.result,
-        exit_code=EXIT_COMPLETE if bad is None else EXIT_FAILED,
+        result=last.result,
+        exit_code=EXIT_COMPLETE if last.result is Result.EXACT else EXIT_FAILED,
         steps=steps,
         steps_of_run=_steps_of_run(calm),
         proofs=proofs,
         notes=[note for line in calm.lines for note in line.notes],
         ignored=sorted(ignored),
-        not_compared=_not_compared(calm, steps, ends, proofs),
-        cause=None if differs is None else USUAL_CAUSE[differs.proof],
+        not_compared=_not_compared(calm, steps, ends, planned[len(proofs) :]),
+        cause=USUAL_CAUSE[last.proof] if last.result is Result.DIFFERS else None,
     )
 
 
@@ -219,9 +204,9 @@ def _epoch_ends(lines: list[TraceLine]) -> frozenset[int]:
     return frozenset(line.step for line, after in pairwise(lines) if line.epoch != after.epoch)
 
 
-def _not_compared(calm: Ended, steps: int, ends: frozenset[int], proofs: list[Proof]) -> list[str]:
-    """What a check says nothing about, each as a part of a sentence."""
-    found = [f"{each.proof} ({each.note})" for each in proofs if each.result is Result.NOT_RUN]
+def _not_compared(calm: Ended, steps: int, ends: frozenset[int], left: list[Launch]) -> list[str]:
+    """What a check says nothing about, each as a part of a sentence. left: what was not run."""
+    found = [f"the run of {each.proof}" for each in left]
     if steps < _steps_of_run(calm):
         found.append(f"the steps after step {steps}{'' if ends else ', and so each epoch after the first'}")
     found.append(

@@ -63,21 +63,16 @@ def _say(text: str) -> None:
 def row(proof: Proof) -> str:
     """One line of the table from above."""
     workers, seconds = f"{proof.workers} worker{'s' * (proof.workers > 1)}", f"{proof.seconds:.1f} s"
-    if proof.result is Result.NOT_RUN:
-        workers = seconds = ""
     return f"  {proof.proof:<30}  {workers:<9}  {seconds:>6}  {_result(proof)}"
 
 
 def _result(proof: Proof) -> str:
-    note = f": {proof.note}" if proof.note else ""
     match proof.result:
         case Result.DIFFERS:
             failed = "" if proof.failure is None else f"; {_failed(proof)}"
-            return f"DIFFERS at step {proof.step}, in {proof.entry}{note}{failed}"
+            return f"DIFFERS at step {proof.step}, in {proof.entry}{failed}"
         case Result.FAILED:
             return _failed(proof)
-        case Result.NOT_RUN:
-            return f"NOT RUN{note}"
         case _:
             return proof.note or "exact"
 
@@ -93,9 +88,9 @@ def _failed(proof: Proof) -> str:
 def verdict(found: Checked) -> str:
     """Its last line says what was not compared."""
     lines = [f"note: {note.removeprefix('note: ')}" for note in found.notes]
-    bad = next((each for each in found.proofs if each.is_bad), None)
-    if bad is not None and bad.failure is not None:
-        lines.append(f"{bad.proof}, {bad.workers} workers: {bad.ended}:\n{bad.failure}")
+    last = found.proofs[-1]
+    if last.failure is not None:
+        lines.append(f"{last.proof}, {last.workers} workers: {last.ended}:\n{last.failure}")
     lines.append(_conclusion(found))
     if found.ignored:
         names = ", ".join(found.ignored)

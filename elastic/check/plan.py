@@ -53,8 +53,8 @@ USUAL_CAUSE = {
 }
 
 
-def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[list[Launch]]:
-    """Chains of launches; those of one chain share a run directory, in their order.
+def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[Launch]:
+    """In their order.
 
     steps: how many each of them trains in the end, FEWEST_STEPS or more. shards: no run can have
     more workers. ends: the steps among them after which another epoch begins.
@@ -63,12 +63,10 @@ def launches(steps: int, shards: int, ends: Collection[int] = ()) -> list[list[L
     kills = "; ".join(f"step {step} rank {two - 1} backward: kill" for step in _kills(steps, ends))
     leave = _nearest(range(1, steps - 1), steps // 2, ends)
     return [
-        [Launch(proof=AGAIN, workers=1)],
-        [
-            Launch(proof=MORE_WORKERS, workers=three, leave_at=leave, code=EXIT_INTERRUPTED),
-            Launch(proof=CHECKPOINT, workers=1, resumes=True),
-        ],
-        [Launch(proof=KILLED, workers=two, options=("--snapshot-every", "1", "--faults", kills))],
+        Launch(proof=AGAIN, workers=1),
+        Launch(proof=MORE_WORKERS, workers=three, leave_at=leave, code=EXIT_INTERRUPTED),
+        Launch(proof=CHECKPOINT, workers=1, resumes=True),
+        Launch(proof=KILLED, workers=two, options=("--snapshot-every", "1", "--faults", kills)),
     ]
 
 

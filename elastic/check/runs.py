@@ -1,4 +1,4 @@
-"""The commands of a check run in the background, and nothing of them outlasts it.
+"""One command of a check after the other, and nothing of them outlasts the check.
 
 Each is a process of its own, whose run directory and temporary files are in the check's folder. At
 the end, however it comes, every process that a command left behind is killed: they become children
@@ -6,17 +6,13 @@ of this process when their parents die.
 """
 
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from types import TracebackType
-from typing import Self
 
 from elastic.check.plan import Launch
 from elastic.config import environment
@@ -32,7 +28,6 @@ from elastic.system import processes
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import decode
 
-AT_ONCE = 2  # more would only wait for each other's processors
 LIMIT_S = 900.0
 _LAST_LINES = 25
 _LAST_BYTES = 2**16  # of what a command printed
@@ -53,96 +48,60 @@ class Ended:
     stopped: str | None
 
 
-class Runs:
-    """As a context: the commands that were begun in it are gone when it is left."""
+@contextmanager
+def none_outlives() -> Iterator[None]:
+    """The commands that run inside it are gone when it is left."""
+    earlier = processes.children()
+    processes.adopt_orphans()
+    try:
+        yield
+    finally:
+        processes.kill_children(keeps=earlier.__contains__)
 
-    def __init__(self, options: CheckOptions, root: Path) -> None:
-        self._options = options
-        self._root = root
-        self._pool = ThreadPoolExecutor(AT_ONCE)
-        self._lock = Lock()
-        self._running: set[subprocess.Popen[bytes]] | None = set()  # None once nothing may begin
-        self._earlier_children: set[int] = set()
 
-    def __enter__(self) -> Self:
-        self._earlier_children = processes.children()
-        processes.adopt_orphans()
-        return self
+def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: float = 0.0) -> Ended:
+    """Run one command in a new run directory, or in that of the command before, which it resumes.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            running, self._running = self._running or set(), None
-        for process in running:
-            process.kill()
-        self._pool.shutdown(cancel_futures=True)
-        processes.kill_children(keeps=self._earlier_children.__contains__)
-
-    def begin(
-        self, chain: Sequence[Launch], steps: int, seconds: float = 0.0
-    ) -> "Future[list[Ended | None]]":
-        """Run these commands one after the other, in one run directory.
-
-        The answer has None for each command after a failed one: it would
-        resume something else. steps, seconds: how far each of them trains (CheckRequest).
-        """
-        return self._pool.submit(self._run_chain, chain, steps, seconds)
-
-    def _run_chain(self, chain: Sequence[Launch], steps: int, seconds: float) -> list[Ended | None]:
-        found: list[Ended | None] = []
-        with tempfile.TemporaryDirectory(dir=self._root, ignore_cleanup_errors=True) as folder:
-            for launch in chain:
-                pairs = zip(found, chain, strict=False)
-                goes_on = all(each is not None and each.code == of.code for each, of in pairs)
-                found.append(self._run(Path(folder), launch, steps, seconds) if goes_on else None)
-        return found
-
-    def _run(self, folder: Path, launch: Launch, steps: int, seconds: float) -> Ended | None:
-        began_s, run = _CLOCK.monotonic(), RunDir.parse(str(folder / "run"))
-        trace, printed = folder / "trace", folder / "output"
-        trace.unlink(missing_ok=True)
-        request = CheckRequest(
-            pid=os.getpid(),
-            trace=str(trace),
-            least_steps=steps,
-            seconds=seconds,
-            leave_at=launch.leave_at,
-        )
-        options = self._options
-        # -P: files in the working directory are not imported, as they are not by `elastic-train`.
-        command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", run.url]
-        command += ["--nproc-per-node", str(launch.workers), *launch.options, "--", *options.recipe_args]
-        env = environment.variables() | request.to_env() | {"TMPDIR": str(self._root)}
-        with printed.open("w+b") as output:
-            with self._lock:
-                if self._running is None:
-                    return None
-                process = subprocess.Popen(
-                    command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-                )
-                self._running.add(process)
-            code: int | None = None
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(LIMIT_S)
-            with self._lock:
-                if self._running is not None:
-                    self._running.remove(process)
-            if code is None:
-                process.kill()
-                process.wait()
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
-            text = output.read().decode(errors="replace")
-        data = trace.read_bytes() if trace.exists() else b""
-        events = read_events(run.events)
-        stopped = logged_event.last(events, Stopped)
-        return Ended(
-            code=code,
-            words=_why(events, text),
-            lines=list(parse_lines(data.splitlines(), _parsed)),
-            seconds=_CLOCK.monotonic() - began_s,
-            stopped=None if stopped is None else stopped.event.reason,
-        )
+    steps, seconds: how far it trains (CheckRequest).
+    """
+    began_s, run_dir = _CLOCK.monotonic(), RunDir.parse(str(root / "run"))
+    trace, printed = root / "trace", root / "output"
+    trace.unlink(missing_ok=True)
+    if not launch.resumes:
+        shutil.rmtree(run_dir.local, ignore_errors=True)
+    request = CheckRequest(
+        pid=os.getpid(),
+        trace=str(trace),
+        least_steps=steps,
+        seconds=seconds,
+        leave_at=launch.leave_at,
+    )
+    # -P: files in the working directory are not imported, as they are not by `elastic-train`.
+    command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", run_dir.url]
+    command += ["--nproc-per-node", str(launch.workers), *launch.options, "--", *options.recipe_args]
+    env = environment.variables() | request.to_env() | {"TMPDIR": str(root)}
+    code: int | None = None
+    with printed.open("wb") as output, suppress(subprocess.TimeoutExpired):
+        code = subprocess.run(
+            command,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            timeout=LIMIT_S,
+            check=False,
+        ).returncode
+    text = printed.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
+    data = trace.read_bytes() if trace.exists() else b""
+    events = read_events(run_dir.events)
+    stopped = logged_event.last(events, Stopped)
+    return Ended(
+        code=code,
+        words=_why(events, text),
+        lines=list(parse_lines(data.splitlines(), _parsed)),
+        seconds=_CLOCK.monotonic() - began_s,
+        stopped=None if stopped is None else stopped.event.reason,
+    )
 
 
 def _parsed(record: object) -> TraceLine:

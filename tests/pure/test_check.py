@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.check import command, plan
-from elastic.check.check import (
-    Checked,
-    Proof,
-    Result,
-    first_difference,
-    unsteady_values,
-)
+from elastic.check import plan
+from elastic.check.check import first_difference, unsteady_values
 from elastic.check.plan import USUAL_CAUSE, launches
 from elastic.faults.plan import parse
 from elastic.proof.evidence import LOSS, TraceLine
@@ -73,20 +67,15 @@ def test_values_that_equal_commands_log_otherwise_do_not_count():
 @given(st.integers(plan.FEWEST_STEPS, 1000), st.integers(1, 64), st.integers(1, 30))
 def test_every_launch_fits_the_steps_and_shards_of_the_recipe(steps, shards, length):
     """A fault that can never be reached, or more workers than shards, would prove nothing."""
-    chains = launches(steps, shards, set(range(length, steps, length)))
-    every = {each.proof: each.workers for chain in chains for each in chain}
-    assert every.keys() == USUAL_CAUSE.keys()
-    assert (every[plan.MORE_WORKERS], every[plan.KILLED]) == (min(3, shards), min(2, shards))
-    for chain in chains:
-        assert not chain[0].resumes
-        assert all(each.resumes for each in chain[1:])
-        assert chain[-1].code == 0
-        for each in chain:
-            assert 1 <= each.workers <= shards
-            assert each.leave_at is None or 1 <= each.leave_at < steps
-            faults = parse(each.options[-1]) if each.options else []
-            assert all(1 < fault.trigger.number <= steps for fault in faults)
-            assert all(fault.trigger.who < each.workers for fault in faults)
+    planned = launches(steps, shards, set(range(length, steps, length)))
+    assert [each.proof for each in planned] == list(USUAL_CAUSE)
+    assert [each.workers for each in planned] == [1, min(3, shards), 1, min(2, shards)]
+    assert [each.resumes for each in planned] == [False, False, True, False]
+    for each in planned:
+        assert each.leave_at is None or 1 <= each.leave_at < steps
+        faults = parse(each.options[-1]) if each.options else []
+        assert all(1 < fault.trigger.number <= steps for fault in faults)
+        assert all(fault.trigger.who < each.workers for fault in faults)
 
 
 @given(st.integers(10, 200), st.integers(3, 50))
@@ -95,10 +84,10 @@ def test_runs_go_on_within_an_epoch_and_where_one_begins(steps, length):
     end of one is lost there. In the first epoch, both may be as at the top of the script.
     """
     ends = set(range(length, steps, length))
-    chains = {chain[0].proof: chain for chain in launches(steps, 8, ends)}
+    _, more_workers, _, killed = launches(steps, 8, ends)
 
-    restored = [fault.trigger.number - 1 for fault in parse(chains[plan.KILLED][0].options[-1])]
-    leave = chains[plan.MORE_WORKERS][0].leave_at
+    restored = [fault.trigger.number - 1 for fault in parse(killed.options[-1])]
+    leave = more_workers.leave_at
 
     assert leave not in ends
     assert any(step not in ends for step in restored)
@@ -106,28 +95,3 @@ def test_runs_go_on_within_an_epoch_and_where_one_begins(steps, length):
     if steps > length + 2:
         assert leave > length
         assert max(restored) > length
-
-
-def test_a_run_that_failed_says_why_in_its_row_and_whole_below():
-    """The first line of a traceback says nothing; that of a refusal says all."""
-    ended, text = (
-        "exit code 1 instead of exit code 75",
-        "Traceback (most recent call last):\n  File\nValueError: no",
-    )
-    failed = Proof(proof=plan.KILLED, workers=2, result=Result.FAILED, seconds=1.0, ended=ended, failure=text)
-    refused = replace(failed, failure="expected a number\n  at r.py:3: x()")
-    assert command.row(failed).endswith("instead of exit code 75: ValueError: no")
-    assert command.row(refused).endswith("instead of exit code 75: expected a number")
-    assert len(command.row(replace(failed, failure="one number " * 99))) < 400
-    lengths = {
-        "exit_code": 0,
-        "steps": 2,
-        "steps_of_run": 9,
-        "not_compared": ["the steps after step 2", "files"],
-    }
-    found = Checked(recipe="r.py", result=Result.FAILED, proofs=[failed], ignored=["seconds"], **lengths)
-    lines = command.verdict(found).splitlines()
-    assert lines[0] == f"a killed worker, 2 workers: {ended}:" and "not exact" in lines
-    assert lines[-1] == "not compared: the steps after step 2; files"
-    exact = replace(found, result=Result.EXACT, proofs=[], notes=["note: model.queue: a buffer"])
-    assert command.verdict(exact).startswith("note: model.queue: a buffer\nexact: every")

@@ -1,9 +1,6 @@
-"""A check has a row for each run that its plan names, however the runs before it ended."""
+"""A check has a row for each run, up to the first that fails."""
 
-from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +26,7 @@ def lines(trained, steps=32):
             shards=4,
             entries={"model.a": str(step)},
             epoch=(step - 1) // 4,
+            notes=["note: model.queue: a buffer"] * (step == 1),
         )
         for step in range(1, trained + 1)
     ]
@@ -43,36 +41,38 @@ def checks(monkeypatch):
     """Checks a recipe whose runs end as they should, but for those that are given by proof."""
 
     def checked(others, trained=8, **calm):
-        def begin(chain, steps, *_):
-            if chain[0].proof != plan.CALM:
+        def run(_options, _root, launch, steps, *_):
+            if launch.proof != plan.CALM:
                 checked.steps.add(steps)
-            found = [others.get(each.proof, ended(each.code, trained, **calm)) for each in chain]
-            bad = [number for number, each in enumerate(chain) if each.proof in others]
-            running = Future()
-            running.set_result(found[: bad[0] + 1] + [None] * (len(found) - bad[0] - 1) if bad else found)
-            return running
+            return others.get(launch.proof, ended(launch.code, trained, **calm))
 
-        monkeypatch.setattr(module, "Runs", lambda *_: nullcontext(SimpleNamespace(begin=begin)))
+        monkeypatch.setattr(module, "run", run)
         rows, checked.steps = [], set()
         return check(OPTIONS, rows.append), rows
 
     return checked
 
 
-def test_a_failed_run_leaves_a_row_for_each_run_it_kept_off(checks):
-    found, rows = checks({plan.MORE_WORKERS: ended(1, words=ERROR)})
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        # The first line of a traceback says nothing; that of a refusal says all.
+        (ERROR, "instead of exit code 75: ValueError: no"),
+        ("expected a number\n  at r.py:3: x()", "instead of exit code 75: expected a number"),
+        ("one number " * 99, " ..."),
+    ],
+)
+def test_the_run_that_fails_is_the_last_and_says_why(checks, words, row):
+    """In its row, and whole below."""
+    found, rows = checks({plan.MORE_WORKERS: ended(1, words=words)})
 
-    assert [each.proof for each in rows] == [
-        plan.CALM,
-        plan.AGAIN,
-        plan.MORE_WORKERS,
-        plan.CHECKPOINT,
-        plan.KILLED,
-    ]
-    assert [each.result for each in rows[-3:]] == [Result.FAILED, Result.NOT_RUN, Result.EXACT]
-    assert (rows[-3].ended, rows[-3].failure) == ("exit code 1 instead of exit code 75", ERROR)
-    assert "the run before it" in rows[-2].note
+    assert [each.proof for each in rows] == [plan.CALM, plan.AGAIN, plan.MORE_WORKERS]
+    assert (rows[-1].ended, rows[-1].failure) == ("exit code 1 instead of exit code 75", words)
     assert (found.result, found.exit_code, found.proofs) == (Result.FAILED, 1, rows[1:])
+    assert command.row(rows[-1]).endswith(row) and len(command.row(rows[-1])) < 400
+    verdict = command.verdict(found)
+    assert f"exit code 1 instead of exit code 75:\n{words}\nnot exact\n" in verdict
+    assert f"not compared: the run of {plan.CHECKPOINT}; the run of {plan.KILLED}; the steps" in verdict
 
 
 def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
@@ -81,6 +81,7 @@ def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
     assert (found.result, found.steps, found.steps_of_run) == (Result.EXACT, 8, 8)
     assert checks.steps == {9}  # a run that does not end itself must not be cut off where the calm one ended
     assert rows[0].note.startswith("all 8 steps, after which the recipe ends the run")
+    assert command.verdict(found).startswith("note: model.queue: a buffer\nexact: every run left")
     assert not any("the steps after" in part for part in found.not_compared)
 
 
@@ -95,9 +96,8 @@ def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
 )
 def test_a_run_that_ends_elsewhere_than_the_calm_one_fails(checks, others, calm, says):
     """A counter of its own begins again in a restarted process; all common steps are alike."""
-    found, rows = checks({plan.KILLED: others}, stopped=calm)
+    found, (*_, killed) = checks({plan.KILLED: others}, stopped=calm)
 
-    killed = next(each for each in rows if each.proof == plan.KILLED)
     assert says in killed.ended
     assert "step.number" in killed.failure
     assert (found.result, found.exit_code) == (Result.FAILED, 1)
