@@ -73,65 +73,64 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = None) -> bool:
     """Make `path` a file with this content unless the name is taken; False when it is.
 
-    The data goes into `draft`, a new file in the same folder, and gets its name by a hard link: a
-    link appears whole and fails if the name is taken, where a rename would replace. A crash may
-    leave the draft behind. fsync: the file survives a power cut once this returns True.
-
-    Raises NoHardLinks, or OSError.
+    draft, fsync: as in `new_file`. Raises NoHardLinks, or OSError.
     """
-    with _draft(path, draft) as written:
-        _write(written, data, fsync=fsync)
-        try:
-            os.link(written, path)
-        except FileExistsError:
-            # NFS repeats a request whose answer was lost, and then reports that the name is taken:
-            # by us, if both names are one file's. (A backup may give the draft more names.)
-            if not _are_one_file(written, path):
-                return False
-        except OSError as error:
-            if error.errno in _NO_LINKS:
-                raise NoHardLinks(error.errno, error.strerror, str(path)) from error
-            raise
-    if fsync:
-        sync_folder(path.parent)
-    return True
-
-
-def _are_one_file(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samestat(one.lstat(), other.lstat())
-    except FileNotFoundError:
-        return False
+    with suppress(FileExistsError), new_file(path, replaces=False, fsync=fsync, draft=draft) as file:
+        write_all(file.fileno(), data)
+        return True
+    return False
 
 
 def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = None) -> None:
     """Make `path` a file with this content, in place of what had the name. Raises OSError.
 
     It is always a new file: a process that has the old one open can no longer change what the name
-    stands for. `draft` and fsync are those of `create_whole`.
+    stands for.
+    """
+    with new_file(path, replaces=True, fsync=fsync, draft=draft) as file:
+        write_all(file.fileno(), data)
+
+
+@contextmanager
+def new_file(
+    path: Path, *, replaces: bool, fsync: bool = True, draft: Path | None = None
+) -> Iterator[BinaryIO]:
+    """A file to write, which gets the name once the context ends without an error.
+
+    replaces: in place of what had the name. Otherwise FileExistsError is raised where it is taken
+    by then: the name is given by a hard link, which appears whole and fails if the name is taken,
+    where a rename would replace. fsync: the file survives a power cut from then on. draft: its name
+    before, a new one in the same folder; a crash may leave it behind. Raises NoHardLinks, or
+    OSError.
     """
     with _draft(path, draft) as written:
-        _write(written, data, fsync=fsync)
-        written.replace(path)
+        with written.open("xb") as file:
+            yield file
+            file.flush()
+            if fsync:
+                os.fsync(file.fileno())
+        if replaces:
+            written.replace(path)
+        else:
+            _link(written, path)
     if fsync:
         sync_folder(path.parent)
 
 
-@contextmanager
-def new_file(path: Path, *, replaces: bool) -> Iterator[BinaryIO]:
-    """A file to write, which gets the name once the context ends without an error, and is durable.
-
-    replaces: in place of what had the name. Otherwise FileExistsError is raised where it is taken
-    by then. A crash may leave a draft beside it, or an empty file. Raises OSError.
-    """
-    with _draft(path) as draft:
-        with draft.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        path.touch(exist_ok=replaces)  # by this the name is ours, on any file system
-        draft.replace(path)
-        sync_folder(path.parent)
+def _link(written: Path, path: Path) -> None:
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost, and then reports that the name is taken: by
+        # us, if both names are one file's. (A backup may give the draft more names.)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(written.lstat(), path.lstat()):
+                return
+        raise
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise NoHardLinks(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def overwrite(path: Path, data: bytes) -> None:
@@ -213,13 +212,6 @@ def write_all(fd: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
-
-
-def _write(draft: Path, data: bytes, *, fsync: bool) -> None:
-    with draft.open("xb", buffering=0) as file:
-        write_all(file.fileno(), data)
-        if fsync:
-            os.fsync(file.fileno())
 
 
 @contextmanager
