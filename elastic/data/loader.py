@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from elastic.data.loading_processes import KeyedBatches, default_collate, load_in_processes, slices_ahead
+from elastic.data.loading_processes import KeyedBatches, load_in_processes, slices_ahead
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
@@ -217,7 +217,7 @@ def check_loading(workers: Any, collate: Any, where: str) -> None:
 def to_device(value: Any, device: torch.device) -> Any:
     """The value, with all tensors in its tuples, lists and dicts moved to `device`."""
     if isinstance(value, Tensor):
-        return for_copy(value, device).to(device, non_blocking=True)
+        return value.to(device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, list | tuple):
@@ -225,17 +225,3 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: to_device(item, device) for name, item in value.items()}
     return value
-
-
-def for_copy(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor, for a GPU in pinned memory, from which it copies while the host goes on.
-
-    torch keeps that memory until the copy is done. Copies from other memory have the same values,
-    but the host waits for them. Not pinned: subclasses, which would come back as plain
-    tensors, other layouts, tensors with a graph, and all where the host has no room.
-    """
-    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
-    if device.type == "cuda" and tensor.device.type == "cpu" and is_plain and not tensor.requires_grad:
-        with suppress(RuntimeError):
-            return tensor.pin_memory()
-    return tensor

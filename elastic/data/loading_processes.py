@@ -12,28 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data import default_collate as torch_collate
 
 from elastic.data import random_streams
-from elastic.errors import UsageError
 from elastic.system import forked_child, stop_signals
 
 SLICES_AHEAD = 2  # of each process at least, as torch has it by default
 Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
-
-
-def default_collate(samples: list[Any]) -> Any:
-    """Torch's. An error of it says what to write; it may also be the machine's, such as one of a
-    full shared memory.
-    """
-    try:
-        return torch_collate(samples)
-    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-        error.add_note(
-            "expected samples that are numbers, arrays or tensors of one size; for others give collate=function(samples), which pads them "
-            "or returns a list, to run.data and run.evaluate"
-        )
-        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +66,11 @@ def load_in_processes(
         worker_init_fn=_ignore_stop_signals,
     )
     with stop_signals.blocked():
-        return _or_refused(iter(loading))
+        return iter(loading)
 
 
 def _as_it_is(data: Any) -> Any:
     return data
-
-
-def _or_refused(loaded: Iterator[Any]) -> Iterator[Any]:
-    """Torch puts the traceback into the words of an error; a refusal gets its own words back."""
-    try:
-        yield from loaded
-    except UsageError as error:
-        raise UsageError(
-            str(error).rpartition(f"{UsageError.__module__}.UsageError: ")[2].rstrip()
-        ) from error
 
 
 def _ignore_stop_signals(_number: int) -> None:

@@ -40,12 +40,11 @@ class Draws:
 
     of_epoch: int64 [n], the samples of an epoch in their order, the same at each call. ends: the
     last step of each epoch; None where each epoch has as many draws as there are samples.
-    sha256: of what was chosen, for comparisons; the k-th text is of the epochs 0 to k, and the last
-    one of all that follow.
+    sha256: of what was chosen, for comparisons.
     """
 
     of_epoch: Callable[[int], NDArray[np.int64]]
-    sha256: tuple[str, ...]
+    sha256: str
     ends: tuple[int, ...] | None = None
 
 
@@ -164,7 +163,7 @@ def weighted_draws(seed: int, weights: NDArray[np.float64]) -> Draws:
     weights: float64 [samples], finite, none negative, not all zero.
     """
     sums = np.cumsum(weights / weights.max())
-    return Draws(of_epoch=partial(_weighted, seed, sums), sha256=(short_sha256(sums.view(np.int64)),))
+    return Draws(of_epoch=partial(_weighted, seed, sums), sha256=short_sha256(sums.view(np.int64)))
 
 
 def _weighted(seed: int, sums: NDArray[np.float64], epoch: int) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from elastic.system.untrusted import Count, Positive, decode, pattern
 
 _Hash = Annotated[str, pattern("[0-9a-f]{0,16}", "up to 16 digits in hex")]
 
-_SO_FAR = "samples", "tail", "order_so_far"  # of a run that may become longer or shorter
+_ANY_LENGTH = "samples", "tail", "order"  # of a run that may become longer or shorter
 _WHOLE = "samples", "epochs", "steps", "tail", "order"
 _MAKE_ALIKE = (
     "make the same whole data set in every process and generation: give a split a generator of its own"
@@ -26,8 +26,7 @@ _MAKE_ALIKE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
-    """order: of weights, or of an order of the recipe's own in all epochs of the run; order_so_far:
-    in those up to the epoch of the state that the record stands beside; both are empty for
+    """order: of weights, or of an order of the recipe's own in all epochs of the run; empty for
     permutations. contents: of each part of the dataset. recipe: of the recipe's text.
     """
 
@@ -36,7 +35,6 @@ class DataRecord:
     steps: Positive
     tail: Annotated[str, pattern("drop|pad", "drop or pad")]
     order: _Hash = ""
-    order_so_far: _Hash = ""
     contents: dict[str, _Hash] = field(default_factory=dict)
     recipe: _Hash = ""
 
@@ -44,18 +42,13 @@ class DataRecord:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
 
-def record_of(
-    order: SampleOrder, epoch: int, contents: dict[str, str] | None = None, recipe: str = ""
-) -> DataRecord:
-    """The record beside a state of this epoch, from 0; it may lie behind the run's end."""
-    hashes = ("",) if order.draws is None else order.draws.sha256
+def record_of(order: SampleOrder, contents: dict[str, str] | None = None, recipe: str = "") -> DataRecord:
     return DataRecord(
         samples=order.samples,
         epochs=order.epochs,
         steps=order.steps,
         tail=order.tail.value,
-        order=hashes[-1],
-        order_so_far=hashes[min(epoch, len(hashes) - 1)],
+        order="" if order.draws is None else order.draws.sha256,
         contents=contents or {},
         recipe=recipe,
     )
@@ -66,21 +59,19 @@ def parse(text: str) -> DataRecord:
     return decode(DataRecord, text, what="the record of the data")
 
 
-def check_resume(there: DataRecord, now: DataRecord, order: SampleOrder, step: int, new_run: str) -> str:
+def check_resume(there: DataRecord, here: DataRecord, step: int, new_run: str) -> str:
     """What to say about a run that goes on after `step` with data in this order; empty for nothing.
 
-    there: what stands beside the state of that step. now: that of epoch 0. At step 0 nothing was
-    trained on any data. new_run: the command that begins one from that state. Raises UsageError,
-    which names every difference, where the data are other ones.
+    there: what stands beside the state of that step. At step 0 nothing was trained on any data.
+    new_run: the command that begins one from that state. Raises UsageError, which names every
+    difference, where the data are other ones.
     """
     if step == 0:
         return ""
-    here = record_of(order, order.position(step)[0], now.contents)
     is_as_long = (there.steps, there.epochs) == (here.steps, here.epochs)
-    # A longer or shorter run has other epochs in all, but must have had the same ones so far. One
-    # that ended before this step has no epochs to compare.
-    names = _WHOLE if is_as_long else _SO_FAR if step <= here.steps else _SO_FAR[:-1]
-    if found := _differences(there, here, names):
+    # What an order of the recipe's own has chosen is compared as a whole: such a run keeps its
+    # length.
+    if found := _differences(there, here, _WHOLE if is_as_long else _ANY_LENGTH):
         raise UsageError(
             f"the state of step {step} was trained on other data than run.data has now: {found}; {_MAKE_ALIKE}; or begin a new run "
             f"from this state: {new_run}"
@@ -96,7 +87,7 @@ def check_resume(there: DataRecord, now: DataRecord, order: SampleOrder, step: i
 def has_same_steps(there: DataRecord, now: DataRecord) -> bool:
     """Whether each step trains the same samples, as far as both records tell, in a run as long.
 
-    Otherwise it was refused, or said, and a step may give another result. now: that of epoch 0.
+    Otherwise it was refused, or said, and a step may give another result.
     """
     return not _differences(there, now, _WHOLE)
 
@@ -113,7 +104,7 @@ def check_ranks(records: list[DataRecord]) -> None:
 
 def _differences(one: DataRecord, other: DataRecord, names: tuple[str, ...]) -> str:
     found = [
-        f"{name.removesuffix('_so_far')} ({getattr(one, name) or 'none'} and {getattr(other, name) or 'none'})"
+        f"{name} ({getattr(one, name) or 'none'} and {getattr(other, name) or 'none'})"
         for name in names
         if getattr(one, name) != getattr(other, name)
     ]

@@ -104,7 +104,6 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
         )
     ask = partial(_ask, order, plain.seed, plain.samples)
     ends: list[int] = []
-    chained: list[str] = []
     of_epochs: list[str] = []
     while len(ends) < epochs if epochs is not None else not ends or ends[-1] < (plain.most_steps or 0):
         epoch = len(ends)
@@ -117,11 +116,8 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
             )
         ends.append((ends[-1] if ends else 0) + steps)
         of_epochs.append(short_sha256(indices))
-        so_far = f"{chained[-1] if chained else ''} {of_epochs[-1]}"
-        chained.append(hashlib.sha256(so_far.encode()).hexdigest()[:16])
-    draws = Draws(
-        of_epoch=partial(_ask_again, ask, tuple(of_epochs)), ends=tuple(ends), sha256=tuple(chained)
-    )
+    sha256 = hashlib.sha256(" ".join(of_epochs).encode()).hexdigest()[:16]
+    draws = Draws(of_epoch=partial(_ask_again, ask, of_epochs), ends=tuple(ends), sha256=sha256)
     return replace(plain, epochs=len(ends), draws=draws)
 
 
@@ -150,7 +146,7 @@ def _ask(order: OrderOfEpoch, seed: int, samples: int, epoch: int) -> NDArray[np
 
 
 def _ask_again(
-    ask: Callable[[int], NDArray[np.int64]], of_epochs: tuple[str, ...], epoch: int
+    ask: Callable[[int], NDArray[np.int64]], of_epochs: list[str], epoch: int
 ) -> NDArray[np.int64]:
     indices = ask(epoch)
     if short_sha256(indices) != of_epochs[epoch]:

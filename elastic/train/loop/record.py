@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from elastic.data.record import record_of
 from elastic.events import FirstStep, LoggedByRank
 from elastic.observe.log import read_rare
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
@@ -36,7 +35,7 @@ class StepRecorder:
         self._parts = parts
         self._chain = resumed.point.chain
         self._resumed = resumed
-        self._data = -1, ""  # an epoch, and what stands beside a state of it
+        self._data = resumed.data.to_json()
         log, known = None, []
         if parts.output is not None:
             log, known = parts.output.log, read_rare(parts.run_dir.events, LoggedByRank)
@@ -134,16 +133,12 @@ class StepRecorder:
 
     def info(self, step: int, epoch: int) -> SnapshotInfo:
         """What stands beside the state after a step."""
-        if self._data[0] != epoch:  # once in an epoch, and not in each step
-            known, order = self._resumed.data, self._parts.loader.order
-            record = record_of(order, epoch, known.contents, known.recipe)
-            self._data = epoch, record.to_json()
         return SnapshotInfo(
             step=step,
             epoch=epoch,
             generation=self._parts.link.generation,
             chain=self._chain,
-            data=self._data[1],
+            data=self._data,
         )
 
 

@@ -58,12 +58,12 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
             )
         )
     contents, recipe = contents_of(parts.loader.dataset), parts.identity.recipe_sha256[:RECIPE_DIGITS]
-    records = parts.groups.all_gather(record_of(order, 0, contents, recipe))
+    records = parts.groups.all_gather(record_of(order, contents, recipe))
     check_ranks(records)
     now, said = records[0], ""
     point = Restorer(parts).restore(again)
     if point.data is not None:
-        said = check_resume(point.data, now, order, point.step, new_run_from(parts.run_dir.url))
+        said = check_resume(point.data, now, point.step, new_run_from(parts.run_dir.url))
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point.step)
