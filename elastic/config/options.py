@@ -35,16 +35,14 @@ the run:
                            newest one, or that of STEP; all entries of its State, or these [none]
   --save-every WHEN        checkpoint every 500steps, 30s, 10min, 2h, or auto, by their cost [auto]
   --snapshot-every N       steps between snapshots, auto (for 1 % of the time), or off [auto]
-  --audit N                steps between audits, in which one shard of each worker is computed again
-                           by another and compared bit for bit; auto (for 1 % of the time), or off
-                           [auto]
-  --rehearse N             steps between rehearsals: workers are started again and do a step again,
-                           which must come out the same; auto (early, then rarely), or off [auto]
+  --audit N                steps between audits, in which another worker computes a shard of each
+                           again, bit for bit; auto (for 1 % of the time), or off [auto]
+  --rehearse N             steps between rehearsals, in which new workers do a step again, bit for
+                           bit; auto (early, then rarely), or off [auto]
   --accept                 go on where a step done again differs, with what a restart computes
   --keep N                 number of checkpoints to keep, the newest ones [3]
-  --balance HOW            auto: slow workers compute fewer shards, where that gains more than 5 %
-                           (not yet on GPUs); off: all compute as many. The result is the same
-                           [auto]
+  --balance HOW            auto: slow workers compute fewer shards (not yet on GPUs), with the same
+                           result; off: all compute as many [auto]
 
 nodes and workers:
   --min-nodes N            train while N nodes or more are there [1]
@@ -77,22 +75,17 @@ how to watch:
 faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
   --grace S                seconds from SIGTERM, or from the signal or notice before it, to the end,
-                           the last checkpoint included; whatever hangs, the command has ended
-                           5 s later. A second signal halves the rest, a third ends it [30]
-  --hang-timeout S         replace a worker that makes no progress for S seconds, and write its
-                           stacks to its log; auto learns the limit from the steps of the run, off
-                           waits for ever; starting and saving may take 1800 s [auto]
-  --drain-signals LIST     further signals that ask this node to leave, with commas between them:
-                           USR1, USR2 and HUP, or none. They begin --grace, and shorten nothing: a
-                           SIGTERM that follows is the first signal. One that is not in the list
-                           ends the command at once, without a save. One that it ignores from its
-                           start, as nohup has it ignore HUP, stays ignored [USR1,USR2,HUP]
+                           the last checkpoint included; a second signal halves the rest, a third
+                           ends it [30]
+  --hang-timeout S         replace a worker that makes no progress for S seconds; auto learns it from
+                           the steps of the run, off waits for ever [auto]
+  --drain-signals LIST     further signals that begin --grace: USR1, USR2 and HUP with commas, or
+                           none; one that is left out ends the command at once [USR1,USR2,HUP]
   --notice CLOUD           leave as at SIGTERM once the metadata service of aws, gcp or azure says
-                           that this machine is taken away (a spot interruption, a preemption, an
-                           eviction or deletion); it is asked every 2 s [none]
+                           that this machine is taken away [none]
   --notice-file PATH       leave as at SIGTERM once this file exists [none]
-  --notice-command CMD     leave as at SIGTERM once this shell command exits with 0; it runs every 5
-                           s, for 10 s at most [none]
+  --notice-command CMD     leave as at SIGTERM once this shell command, run every 5 s, exits with 0
+                           [none]
   --faults PLAN            break things on purpose, such as "step 50 rank 1: kill" [none]"""
 _ENDPOINTS = {
     "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",

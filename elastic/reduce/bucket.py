@@ -26,7 +26,7 @@ from elastic.reduce.tree import Block, Stack
 
 _NAMED = 3
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
-STRIDED = torch.strided  # read once: torch's own namespace is a large one
+_STRIDED = torch.strided  # read once: torch's own namespace is a large one
 Show = Callable[[nn.Parameter, Tensor], None]  # is given the gradient of each parameter
 
 
@@ -120,10 +120,16 @@ class Bucket:
         elif gradient is None:
             self._refuse(parameter)
         else:
-            if gradient.layout is not STRIDED:
-                raise UsageError(sparse(self._names.name_of(parameter)))
+            if gradient.layout is not _STRIDED:
+                raise UsageError(
+                    f"expected a dense gradient of {self._names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
+                    "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
+                )
             if gradient.dtype is not view.dtype:
-                raise UsageError(of_other_dtype(self._names.name_of(parameter), view.dtype, gradient.dtype))
+                raise UsageError(
+                    f"expected gradients of {self._names.name_of(parameter)} in its own dtype, {view.dtype}, found {gradient.dtype}; leave grad_dtype as torch "
+                    "sets it, and return that dtype from a backward of your own; for more digits keep the parameter in float32"
+                )
             view.copy_(gradient)
             parameter.grad = view
 
@@ -149,7 +155,10 @@ class Bucket:
             if id(parameter) in missing:
                 view = self._views[id(parameter)]
                 if parameter.grad is not None and not self._is_second:  # autograd called no hook
-                    raise UsageError(swapped(self._names.name_of(parameter)))
+                    raise UsageError(
+                        f"expected the tensor that {self._names.name_of(parameter)} had when the loop began, found another one; leave torch.utils.swap_tensors "
+                        "out of the loop: copy the numbers, under torch.no_grad()"
+                    )
                 parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
 
     def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
@@ -185,30 +194,6 @@ class Bucket:
         left.add_(right)
         self._free.append(right)
         return left
-
-
-def sparse(name: str) -> str:
-    """What the user reads. name: of the parameter whose gradient is sparse."""
-    return (
-        f"expected a dense gradient of {name}, found a sparse one, which is not summed over shards; "
-        "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
-    )
-
-
-def swapped(name: str) -> str:
-    """What the user reads. name: of the parameter, behind which there is another tensor."""
-    return (
-        f"expected the tensor that {name} had when the loop began, found another one; leave torch.utils.swap_tensors out of the loop: "
-        "copy the numbers, under torch.no_grad()"
-    )
-
-
-def of_other_dtype(name: str, dtype: torch.dtype, found: torch.dtype) -> str:
-    """What the user reads. name, dtype: of the parameter. found: of its gradient."""
-    return (
-        f"expected gradients of {name} in its own dtype, {dtype}, found {found}; leave grad_dtype as torch sets it, and return "
-        "that dtype from a backward of your own; for more digits keep the parameter in float32"
-    )
 
 
 def left_changed(names: list[str], *, is_frozen: bool) -> str:

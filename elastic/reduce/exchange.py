@@ -1,12 +1,9 @@
 """Every rank gets the root of the tree sum, bit for bit the same at every world size.
 
-There are three ways, and each performs exactly the additions of the tree (tree.py):
+There are two ways, and each performs exactly the additions of the tree (tree.py):
 
 - A world of two, each rank with one block of equal size: one plain all-reduce. A sum of two numbers
   is the same in either order, whatever algorithm the library takes.
-- A power-of-two world in which each rank holds one block of equal size: recursive halving and
-  doubling (Rabenseifner 2004; Thakur et al. 2005). Neighbours swap halves first, so the levels of
-  the exchange are the levels of the tree.
 - Any other world: each rank receives its chunk of every block (all-to-all), folds the tree for that
   chunk, and all gather the finished chunks.
 
@@ -67,9 +64,8 @@ class Exchange:
         self.spans = tuple(spans)
         self.own_shards = self.spans[self.rank]
         self._blocks = [blocks(each) for each in self.spans]
-        sizes = {block.size for of_rank in self._blocks for block in of_rank}
-        one_each = all(len(of_rank) == 1 for of_rank in self._blocks)
-        self._halves = one_each and len(sizes) == 1 and self.world_size & (self.world_size - 1) == 0
+        half = self.shards // 2
+        self._are_halves = self._blocks == [(Block(0, half),), (Block(half, half),)]
 
     def sum_shards(self, of_shard: dict[int, Tensor], what: str) -> Tensor:
         """The tree sum of one tensor per own shard, in their order: on every rank, of their shape.
@@ -103,52 +99,12 @@ class Exchange:
         if self._is_gloo and device.type != "cpu":  # gloo sends from and receives into host memory
             parts = {block: part.cpu() for block, part in parts.items()}
         with peers_may_die(what):
-            if not self._halves:
-                total = self._by_chunks(parts)
-            else:
+            if self._are_halves:
                 (total,) = parts.values()
-                if self.world_size == 2:
-                    dist.all_reduce(total, group=self._group)
-                else:
-                    total = self._by_halves(total)
+                dist.all_reduce(total, group=self._group)
+            else:
+                total = self._by_chunks(parts)
         return total.to(device)
-
-    def _by_halves(self, vector: Tensor) -> Tensor:
-        """Recursive halving, then doubling, of a vector that is padded to W equal chunks.
-
-        At distance d a rank swaps with the rank whose number differs in bit d: it sends the half
-        that the partner keeps and adds the half that it keeps itself. After log2(W) rounds each
-        rank holds one finished chunk. The same path backwards gathers the chunks. For its half each
-        partner adds the same two subtrees, one as left + right and the other as right + left, which
-        gives the same bits.
-        """
-        length = vector.numel()
-        padded = torch.nn.functional.pad(vector, (0, -length % self.world_size))
-        low, high = 0, padded.numel()
-        path: list[tuple[int, slice, slice]] = []
-        distance = 1
-        while distance < self.world_size:
-            middle = (low + high) // 2
-            lower, upper = slice(low, middle), slice(middle, high)
-            mine, theirs = (upper, lower) if self.rank & distance else (lower, upper)
-            received = torch.empty_like(padded[mine])
-            self._swap(self.rank ^ distance, send=padded[theirs], receive=received)
-            padded[mine].add_(received)
-            path.append((self.rank ^ distance, mine, theirs))
-            low, high = mine.start, mine.stop
-            distance *= 2
-        for partner, mine, theirs in reversed(path):
-            self._swap(partner, send=padded[mine], receive=padded[theirs])
-        return padded[:length]
-
-    def _swap(self, partner: int, *, send: Tensor, receive: Tensor) -> None:
-        peer = dist.get_global_rank(self._group, partner) if self._group is not None else partner
-        operations = [
-            dist.P2POp(dist.isend, send, peer, self._group),
-            dist.P2POp(dist.irecv, receive, peer, self._group),
-        ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
 
     def _by_chunks(self, parts: dict[Block, Tensor]) -> Tensor:
         """Each rank receives its chunk of all blocks and folds it; then all gather the chunks.
@@ -161,9 +117,7 @@ class Exchange:
         chunk = -(-length // self.world_size)
         padding = chunk * self.world_size - length
         padded = [torch.nn.functional.pad(parts[block], (0, padding)) for block in mine]
-        send = (
-            torch.stack(padded).view(len(mine), self.world_size, chunk).transpose(0, 1).contiguous().view(-1)
-        )
+        send = torch.cat([each.view(self.world_size, chunk) for each in padded], 1).view(-1)
         counts = [len(of_rank) for of_rank in self._blocks]
         receive = send.new_empty(sum(counts) * chunk)
         dist.all_to_all_single(

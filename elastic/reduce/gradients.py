@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from elastic.errors import UsageError
-from elastic.reduce.bucket import STRIDED, Bucket, Show, Trained, cut, groups, of_other_dtype, sparse
+from elastic.reduce.bucket import Bucket, Show, Trained, cut, groups
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import pairs
 
@@ -160,20 +159,15 @@ class Gradients:
             return
         flags = used[len(self._layout.parameters) :]
         reached = [p for p, count in zip(self._late, flags, strict=True) if count]
-        for group in groups(reached):
+        for parameter in reached:
+            parts = self._late_parts.get(parameter, {})
             of_shards = {
-                shard: torch.cat([self._late_part(p, shard) for p in group])
+                shard: torch.zeros_like(parameter) if shard not in parts else parts[shard]
                 for shard in self._exchange.own_shards
             }
-            total = self._exchange.sum_shards(of_shards, "gradients that came for the first time")
-            for parameter, view in zip(group, cut(total, group), strict=True):
-                parameter.grad = view
+            parameter.grad = self._exchange.sum_shards(of_shards, "gradients that came for the first time")
         self._joined.update(dict.fromkeys(reached))
         self._late_parts = {}
-
-    def _late_part(self, parameter: nn.Parameter, shard: int) -> Tensor:
-        found = self._late_parts.get(parameter, {}).get(shard)
-        return torch.zeros_like(parameter).view(-1) if found is None else found.reshape(-1)
 
     def wait(self) -> list[Tensor]:
         """The summed flat vector of each bucket, once all are there.
@@ -271,11 +265,6 @@ class Gradients:
         """One shard's gradient, or a part of it, which is added to the parts before."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        if gradient.layout is not STRIDED:
-            raise UsageError(sparse(self._trained.name_of(parameter)))
-        if gradient.dtype is not parameter.dtype:
-            name = self._trained.name_of(parameter)
-            raise UsageError(of_other_dtype(name, parameter.dtype, gradient.dtype))
         of_shards = self._late_parts.setdefault(parameter, {})
         before = of_shards.get(self._shard)
         # The copy lies as the parameter's numbers are cut from a bucket.
