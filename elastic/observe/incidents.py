@@ -82,14 +82,6 @@ def _without_a_word(of: Generation, state: str) -> Iterator[Incident]:
         yield Incident(time=time, generation=of.generation, node=node, kind="fault", text=text)
 
 
-def _started(event: kinds.GenerationStarted) -> str:
-    workers, nodes = event.world_size, len(event.nodes)
-    return (
-        f"a generation begins ({event.cause}): {workers} worker{'' if workers == 1 else 's'} on"
-        f" {nodes} node{'' if nodes == 1 else 's'}"
-    )
-
-
 def _left(event: kinds.RunInterrupted) -> str:
     how = f"gave up ({event.reason})" if event.gave_up else "left"
     return f"{how}; newest checkpoint at step {event.step}" if event.step else how
@@ -109,7 +101,7 @@ def _finished(event: kinds.RunFinished) -> str:
 
 # What an event is shown as: the sign, and what it says of the event, empty where it is not shown.
 _RULES: dict[type[kinds.Event], tuple[str, str | Callable[[Any], str]]] = {
-    kinds.GenerationStarted: ("generation", _started),
+    kinds.GenerationStarted: ("generation", "a generation begins ({0.cause}), world size {0.world_size}"),
     kinds.CheckpointCommitted: ("checkpoint", "checkpoint of step {0.step} committed"),
     kinds.FaultInjected: ("fault", "injected: {0.fault}"),
     kinds.WorkerExited: ("fault", failure_text),

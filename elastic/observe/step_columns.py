@@ -132,7 +132,7 @@ def costs_s(own: StepColumns) -> dict[int, float]:
     is_known = ~np.isnan(own.slowest_rank + waited_s)
     ranks, waited_s = own.slowest_rank[is_known], waited_s[is_known]
     size = int(own.world_size[is_known][-1]) if len(ranks) else 0
-    if size < 2 or len(ranks) < FEWEST_STEPS:
+    if len(ranks) < FEWEST_STEPS:
         return {}
     by_chance = len(ranks) / size
     limit = by_chance + _SIGMAS * math.sqrt(by_chance * (1 - 1 / size))

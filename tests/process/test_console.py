@@ -31,22 +31,6 @@ def follower_of(tmp_path, out, clock=None):
     return ConsoleFollower(RunDir.parse(str(tmp_path)), "n", out, clock or SystemClock())
 
 
-def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
-    """The log appears after it is followed, and its last line has no end because its writer was
-    killed.
-    """
-    screen = Recorded(awaited="two")
-    follower = follower_of(tmp_path, screen)
-    follower.start()
-    follower.follow(tmp_path / "rank0.log", "rank0")
-    (tmp_path / "rank0.log").write_text("one\ntwo\nthr")
-    assert screen.seen.wait(30)
-
-    follower.stop()
-
-    assert screen.lines == ["[rank0] one", "[rank0] two", "[rank0] thr"]
-
-
 class ClosedPipe(io.StringIO):
     def write(self, text):
         raise BrokenPipeError(text)
@@ -83,15 +67,18 @@ def test_progress_shows_new_steps_sparsely_and_the_runs_length(tmp_path):
     ]
 
 
-def test_an_endless_line_is_cut_and_memory_stays_bounded(tmp_path):
-    """A line without an end is shown at the end, as far as the limit."""
+def test_lines_appear_whole_in_order_cut_and_with_a_prefix(tmp_path):
+    """The log appears after it is followed. Its last line has no end because its writer was killed,
+    and is shown at the end, as far as the limit.
+    """
+    screen = Recorded(awaited="bar 99%")
+    follower = follower_of(tmp_path, screen)
+    follower.start()
+    follower.follow(tmp_path / "log", "rank0")
     (tmp_path / "log").write_text(
         "y" * (3 * LINE_LIMIT) + "\nnext\nbar 1%\rbar 99%\n" + "z" * LINE_LIMIT + "z"
     )
-    screen = Recorded()
-    follower = follower_of(tmp_path, screen)
-    follower.follow(tmp_path / "log", "rank0")
-    follower.start()
+    assert screen.seen.wait(30)
     follower.stop()
 
     long, *others, endless = screen.lines

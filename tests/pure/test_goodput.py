@@ -16,69 +16,42 @@ def time_spent(events, lines, now_s=None):
     return goodput.time_spent(generations(events, columns_of(lines).by_generation(), now_s))
 
 
-def test_the_time_around_a_restart_belongs_to_its_cause():
-    """Six of eight steps count when generation 2 goes on; its first step begins at 112.0."""
-    events = [
-        started(100.0, 1, "start"),
-        started(110.5, 2, "failure"),
-        logged("fault_injected", 120.0, 2, fault="kill", step=8),
-    ]
-    lines = [step(n, 102.0 + n, 1) for n in range(1, 7)] + [step(7, 113.0, 2), step(8, 114.5, 2)]
-    found = time_spent(events, lines)
-    assert (found.wall_s, found.useful_s) == (20.0, 8.0)
-    assert found.badput_s == {"start": 2.0, "failure": 4.0, "between steps": 0.5, "end": 5.5}
+SIGN = logged("fault_injected", 109.0, 3, fault="kill", step=0)
+FAILED = [started(110.5, 2, "failure"), logged("fault_injected", 120.0, 2, fault="kill", step=8)]
+UNTRAINED = [started(103.0, 2, "failure"), started(105.0, 3, "node lost"), SIGN]
+LEFT = [logged("run_interrupted", 100.0 + at, 1, f"n{at - 2}", step=2) for at in (3, 4)]
+LOST = logged("generation_ended", 103.0, 1, "n2", cause="the generation ended: node lost", step=2)
+GAVE_UP = logged("run_interrupted", 120.0, 1, "n2", step=2, gave_up=True)
+AGAIN = started(1000.0, 2, "resume")
+LOSSES = logged("restored", 1001.0, 2, step=2, lost_steps=38, last_step_s=140.0)
+
+TWO = [step(1, 101.0, 1), step(2, 102.0, 1)]
+THREE, LATE = [*TWO, step(3, 1002.0, 2)], [*TWO, step(3, 1004.0, 2)]
+EIGHT = [*(step(n, 102.0 + n, 1) for n in range(1, 7)), step(7, 113.0, 2), step(8, 114.5, 2)]
 
 
-def test_a_generation_without_a_step_is_part_of_a_recovery():
-    """And the last one, where there is no next, of the way to itself."""
-    events = [started(100.0, 1, "start"), started(103.0, 2, "failure"), started(105.0, 3, "node lost")]
-    found = time_spent([*events, logged("fault_injected", 109.0, 3, fault="kill", step=0)], [])
-    assert found.badput_s == {"failure": 3.0, "node lost": 6.0}
-    assert found.goodput == 0.0
-
-
-def test_a_planned_stop_takes_no_time():
-    """The last node leaves at 104; the same command is given again at 1000, or not yet."""
-    events = [
-        started(100.0, 1, "start"),
-        logged("run_interrupted", 103.0, 1, "n1", step=2),
-        logged("run_interrupted", 104.0, 1, "n2", step=2),
-    ]
-    lines = [step(1, 101.0, 1), step(2, 102.0, 1)]
-    found = time_spent([*events, started(1000.0, 2, "resume")], [*lines, step(3, 1002.0, 2)])
-    assert (found.wall_s, found.useful_s, found.badput_s) == (6.0, 3.0, {"resume": 3.0})
-    waits = time_spent(events, lines, now_s=1000.0)
-    assert (found.paused_s, waits.paused_s, waits.wall_s) == (896.0, 896.0, 4.0)
-
-
-@pytest.mark.parametrize("ends", ["gave up", "goes on"])
-def test_a_wait_for_a_lost_node_is_lost_to_that(ends):
-    """It dies 1 s after the last step; they wait until 120, or still do."""
-    events = [
-        started(100.0, 1, "start"),
-        logged("generation_ended", 103.0, 1, "n2", cause="the generation ended: node lost", step=2),
-    ]
-    lines = [step(1, 101.0, 1), step(2, 102.0, 1)]
-    if ends == "goes on":
-        found = time_spent(events, lines, now_s=120.0)
-        assert found.badput_s == {"node lost": 18.0}
-        return
-    gave_up = logged("run_interrupted", 120.0, 1, "n2", step=2, gave_up=True)
-    events += [gave_up, started(1000.0, 2, "resume")]
-    found = time_spent(events, [*lines, step(3, 1002.0, 2)])
-    assert found.badput_s == {"node lost": 18.0, "down": 880.0, "resume": 1.0}
-
-
-def test_steps_that_were_lost_are_no_time_without_a_node():
-    """All nodes die in step 41, and no event tells; the newest checkpoint is that of step 2."""
-    restored = {"step": 2, "source": "checkpoint", "lost_steps": 38, "seconds": 0.1}
-    events = [
-        started(100.0, 1, "start"),
-        started(1000.0, 2, "resume"),
-        logged("restored", 1001.0, 2, **restored, last_step_s=140.0),
-    ]
-    found = time_spent(events, [step(1, 101.0, 1), step(2, 102.0, 1), step(3, 1004.0, 2)])
-    assert found.badput_s == {"down": 860.0, "resume": 38.0 + 3.0}
+@pytest.mark.parametrize(
+    ("later", "lines", "now_s", "useful_paused_s", "badput_s"),
+    [
+        # Six of eight steps count when generation 2 goes on; its first step begins at 112.0.
+        (FAILED, EIGHT, None, (8, 0), {"start": 2, "failure": 4, "between steps": 0.5, "end": 5.5}),
+        # A generation without a step is a part of a recovery, the last one of the way to itself.
+        (UNTRAINED, [], None, (0, 0), {"failure": 3, "node lost": 6}),
+        # A planned stop takes no time: the same command is given again at 1000, or not yet.
+        ([*LEFT, AGAIN], THREE, None, (3, 896), {"resume": 3}),
+        (LEFT, TWO, 1000.0, (2, 896), {"end": 2}),
+        # A wait for a lost node is lost to that, also where it is in vain.
+        ([LOST], TWO, 120.0, (2, 0), {"node lost": 18}),
+        ([LOST, GAVE_UP, AGAIN], THREE, None, (3, 0), {"node lost": 18, "down": 880, "resume": 1}),
+        # All nodes die in step 41, and no event tells; the newest checkpoint is that of step 2.
+        ([AGAIN, LOSSES], LATE, None, (3, 0), {"down": 860, "resume": 38 + 3}),
+    ],
+)
+def test_time_goes_to_what_took_it(later, lines, now_s, useful_paused_s, badput_s):
+    found = time_spent([started(100.0, 1, "start"), *later], lines, now_s)
+    assert ((found.useful_s, found.paused_s), found.badput_s) == (useful_paused_s, badput_s)
+    whole_s = useful_paused_s[0] + sum(badput_s.values())
+    assert found.goodput == pytest.approx(useful_paused_s[0] / whole_s)
 
 
 @st.composite

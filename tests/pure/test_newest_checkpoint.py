@@ -79,8 +79,3 @@ def test_a_step_committed_again_after_its_rejection_counts():
     events = [committed(1, 100, 10.0), rejected(2, 100), committed(2, 100, 90.0)]
     assert step_of(events) == 100
     assert checkpoints_of(events[::-1]).newest.time == 90.0
-
-
-def test_a_rejected_snapshot_says_nothing_of_the_checkpoint():
-    refused = logged("snapshot_rejected", 0.0, 2, step=100, reason="nodes hold different ones")
-    assert step_of([committed(1, 100), refused]) == 100

@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.run_directory import has_recorded_end, set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.watchdog import dump_stacks
 from elastic.checkpoint import newest_generation as numbers
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.cli import main
@@ -27,7 +25,6 @@ from elastic.faults.plan import parse
 from elastic.observe import upload_parts
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog, read_events, read_rare
-from elastic.observe.log_shipper import LogShipper
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.group import RunEnd
@@ -73,14 +70,6 @@ def run(tmp_path):
 
 def line(step):
     return StepLine(step=step, epoch=0, loss=0.5, world_size=1, generation=1, time=0.0, seconds=0.1)
-
-
-def test_a_hung_worker_whose_log_cannot_be_read_shows_no_stacks(tmp_path, stale):
-    log = tmp_path / "rank0.log"
-    log.write_text("")
-    stale.is_on = True
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert dump_stacks(process.pid, log, FakeClock()) == ""
 
 
 def complete(run, monkeypatch):
@@ -208,16 +197,6 @@ def test_a_new_node_at_a_url_counts_on_from_uploads(tmp_path, monkeypatch):
     objects.write("logs/000003/rank0/000000000000.log", b"")
     objects.write("metrics/notes/of-a-person.txt", b"")
     assert newest_generation(run, FakeClock()) == 3
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_local_copies_that_cannot_be_seen_are_said_to_be_missing(tmp_path, monkeypatch, code):
-    run = RunDir(url="memory://run", local=tmp_path)
-    (run.copies / "n0.jsonl").parent.mkdir()
-    one = LogShipper(run, "n1", is_first=lambda: False, print_line=print)
-    Stale(tmp_path, monkeypatch, code).is_on = True
-    one.start()
-    assert "have not reached memory://run" in one.close(0.1)
 
 
 def test_a_report_leaves_out_no_folder_that_may_not_be_read(run, monkeypatch):

@@ -56,7 +56,7 @@ def uploaded(run, name, **options):
     """As the agent does, from its start to its end."""
     one = log_shipper(run, name, **options)
     one.start()
-    assert one.close() == ""
+    assert one.close(120.0) == ""
 
 
 def steps(run):
@@ -159,32 +159,18 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
 
 @pytest.fixture
 def hanging(s3, monkeypatch):
-    """A store in front of which requests hang; the limit of the end is far."""
+    """A store in front of which requests hang."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 120.0)
     monkeypatch.setattr(shipper, "PART_LIMIT_S", 1.0)
     yield proxy
     proxy.close()
 
 
-def test_a_request_that_hangs_as_the_run_ends_is_made_again(node, hanging):
-    """The upload of the last event gets no answer, twice."""
-    run = node("a")
-    log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    assert Objects(run.url).read("anything") is None
-    hung = hanging.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
-    log.record(RunFinished(steps=2, epochs=1, digest="d"))
-    assert log_shipper(run, "a").close() == ""  # never started
-    uploaded(run, "a")
-    assert hung.struck == 2
-    with readable(run) as there:
-        assert [event["event"] for event in run_records.events(there.events)] == ["run_finished"]
-
-
-def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging, monkeypatch):
-    """All requests hang for the whole time that the end may take."""
-    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 3.0)
+def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging):
+    """All requests hang for the whole time that the end may take, and then two of the next end's,
+    which makes them again.
+    """
     run = node("a")
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
@@ -192,12 +178,14 @@ def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging, monke
         steps(run)
     hanging.fail(Deed.HANG, lambda method, path: method == "PUT")
     one = log_shipper(run, "a")
+    assert one.close() == ""  # never started
     one.start()
-    said = one.close()
+    said = one.close(3.0)
     assert f"have not reached {run.url}" in said and f"they stay in {run.local}" in said
     hanging.heal()
-    monkeypatch.setattr(shipper, "CLOSE_WITHIN_S", 120.0)
+    hung = hanging.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
     assert upload_left_behind(run) == ""
+    assert hung.struck == 2
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]
 
 

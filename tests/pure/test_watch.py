@@ -53,7 +53,7 @@ def test_a_run_that_trains_is_shown_with_what_happened_lately():
         "loss             0.25",
         "2, 2 workers",
         "step 7, 1.5 s ago",
-        "a generation begins (failure): 2 workers on 2 nodes",
+        "a generation begins (failure), world size 2",
         "back at step 7 after 1.30 s: rank 1 was killed by SIGKILL, 0 steps lost",
         "checkpoint of step 7 committed",
         "goodput          70.0%",
