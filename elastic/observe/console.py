@@ -137,7 +137,7 @@ class ConsoleFollower:
                 with suppress(OSError):  # unreadable events cost the line
                     events = read_events(self._run.events)
                     trained = columns_of(newest_lines(self._metrics))
-                    for one in recoveries(generations(events, trained.by_generation())):
+                    for one in recoveries(generations(events, trained)):
                         if one.generation == each.generation and one.line:
                             self._show(printable(one.line))
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from elastic import events as kinds
 from elastic.errors import EXIT_INTERRUPTED
+from elastic.observe import step_columns
 from elastic.observe.logged_event import Events, LoggedEvent, by_generation, first, of_kind
 from elastic.observe.step_columns import NO_STEPS, StepColumns, known
 
@@ -82,12 +83,10 @@ class Generation:
         return first(self.own, kinds.FirstStep)
 
 
-def generations(
-    events: Events, trained: Mapping[int, StepColumns], now_s: float | None = None
-) -> list[Generation]:
-    """trained: by generation. now_s: where the run goes on, seconds since 1970."""
+def generations(events: Events, steps: StepColumns, now_s: float | None = None) -> list[Generation]:
+    """steps: that count. now_s: where the run goes on, seconds since 1970."""
     starts, own = of_kind(events, kinds.GenerationStarted), by_generation(events)
-    found: list[Generation] = []
+    trained, found = step_columns.by_generation(steps), list[Generation]()
     reached: int | None = None  # the newest step that counted when the next state was restored
     lost_s: list[float] = []  # when it had ended, as the next generation says: its line may be lost
     triples = [*zip([None, *starts], starts, [*starts[1:], None], strict=False)]
@@ -109,7 +108,7 @@ def generations(
         # workers have finished it: `generation_ended` tells of it too, and is asked only while
         # nothing was restored.
         ended = [each.event.step for each in of_kind(then, kinds.GenerationEnded)]
-        last_step = max([counted.last_step, *(ended if reached is None else [reached])])
+        last_step = max([*counted.step[-1:].tolist(), 0, *(ended if reached is None else [reached])])
         is_trained = bool(restores) and last_step > restores[0].step
         found.append(
             Generation(

@@ -74,7 +74,8 @@ class RunReader:
             self._begin()
         for text in texts:
             batch = _batch_of(text, with_values=self._with_values)
-            self._parts.append(columns_of(batch.lines, batch.num_unreadable))
+            self._parts.append(columns_of(batch.lines))
+            self._num_unreadable += batch.num_unreadable
             if self.has_curves:
                 self._logged.add(batch)
             if batch.lines:
@@ -88,6 +89,7 @@ class RunReader:
             events=self._events,
             steps=self._parts[0],
             newest=self._newest,
+            unreadable_lines=self._num_unreadable,
             age_s=_age_s(self._run, self._path),
             curves=self._logged.curves(self._parts[0], self._points) if self.has_curves else None,
         )
@@ -99,7 +101,7 @@ class RunReader:
 
     def _begin(self) -> None:
         """What came before does not count any more."""
-        self._parts = [NO_STEPS]
+        self._parts, self._num_unreadable = [NO_STEPS], 0
         self._logged = LoggedValues()
         self._newest = None
 

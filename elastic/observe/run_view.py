@@ -32,13 +32,15 @@ _RECENT_STEPS = 50
 class Record:
     """What the files of a run say (reader.py).
 
-    steps: what counts of the lines of metrics; curves: the same as curves, None where the reader
-    was not asked for them. newest: the last line. age_s: for how long no file has changed.
+    steps: what counts of the lines of metrics, without those that are unreadable; curves: the same
+    as curves, None where the reader was not asked for them. newest: the last line. age_s: for how
+    long no file has changed.
     """
 
     events: Events
     steps: StepColumns
     newest: StepLine | None
+    unreadable_lines: int = 0
     age_s: float = 0.0
     curves: Curves | None = None
 
@@ -166,7 +168,7 @@ def view_of(
     not show them. parent: what the run began from, if that was another run.
     """
     events, trained, newest = record.events, record.steps, record.newest
-    of_each, seconds = trained.by_generation(), known(trained.seconds)
+    seconds = known(trained.seconds)
     ages_s = beat_ages_s or {}
     start, now_s = last(events, kinds.GenerationStarted), _now_s(record)
     number = start.generation if start else 0
@@ -179,10 +181,10 @@ def view_of(
     state = "finished" if end else _state(events, own, record, ages_s)
     running_s = now_s if state == "running" else None
     workers, world_size = _training(own, start, ages_s) if start and state == "running" else ([], 0)
-    begun = generations(events, of_each, running_s)
+    begun = generations(events, trained, running_s)
     recovered = [] if start and start.event.plain else recoveries(begun)
     restores, started = _all(events, kinds.Restored), last(events, kinds.RunStarted)
-    step = end.steps if end else newest.step if newest else trained.last_step
+    step = end.steps if end else newest.step if newest else 0
     # Not by time: an agent that leaves alone writes its last event once the others have committed
     # its state, in their next generation.
     failed = None if end else last(own, kinds.RunFailed)
@@ -226,14 +228,14 @@ def view_of(
             *dict.fromkeys(name for each in _all(events, kinds.LoggedByRank) for name in each.names)
         ],
         snapshots=snapshots.event if snapshots else None,
-        slow_ranks=slow_ranks(events, of_each),
-        slow_now=slow_ranks(events, dict([*of_each.items()][-1:])),
+        slow_ranks=slow_ranks(events, trained),
+        slow_now=slow_ranks(events, trained[trained.generation == trained.generation.max(initial=0)]),
         shards_by_rank=moved.event.shards if moved and moved.generation >= number else [],
         lineage=[] if parent is None else [*parent.lineage],
         scheduled=[
             {"node": each.node} | each.event.fields() for each in of_kind(events, kinds.NodeScheduled)
         ],
-        unreadable_lines=trained.num_unreadable,
+        unreadable_lines=record.unreadable_lines,
         trained=trained,
         curves=record.curves,
     )

@@ -10,7 +10,7 @@ rank may have more to do.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,11 @@ from elastic.observe.step_line import StepLine
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_KINDS: dict[str, Any] = {"step": np.int64, "generation": np.int64, "world_size": np.int64} | dict.fromkeys(
-    ("time", "seconds", "audited", "slowest_rank", "slowest_s", "others_s"), np.float64
+# The fields are those of StepLine, in the order of the lines. NaN stands for None, and for a loss
+# that is no number. audited: 1 where it was.
+StepColumns = np.recarray[Any, Any]
+_KINDS = dict.fromkeys(("step", "generation", "world_size"), np.int64) | dict.fromkeys(
+    ("loss", "time", "seconds", "audited", "slowest_rank", "slowest_s", "others_s"), np.float64
 )
 FEWEST_STEPS = 30  # fewer tell nothing
 SMALLEST_SHARE = 0.03
@@ -42,56 +45,24 @@ class StepBatch:
     num_unreadable: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepColumns:
-    """The fields are those of StepLine, each of shape (lines,), in the order of the lines.
-
-    NaN stands for None, and for a loss that is no number. audited: 1 where it was.
-    """
-
-    step: Ints
-    generation: Ints
-    world_size: Ints
-    loss: Floats
-    time: Floats
-    seconds: Floats
-    audited: Floats
-    slowest_rank: Floats
-    slowest_s: Floats
-    others_s: Floats
-    num_unreadable: int = 0
-
-    @property
-    def last_step(self) -> int:
-        """Of the last line; 0 where there is none."""
-        return int(self.step[-1]) if len(self.step) else 0
-
-    def by_generation(self) -> dict[int, "StepColumns"]:
-        """Those of each generation, in their order."""
-        order = np.argsort(self.generation, kind="stable")
-        numbers, begins = np.unique(self.generation[order], return_index=True)
-        return {
-            number: StepColumns(**{name: getattr(self, name)[own] for name in _COLUMNS})
-            for number, own in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False)
-        }
-
-
-_COLUMNS = [name for name in StepColumns.__dataclass_fields__ if name != "num_unreadable"]
-
-
-def columns_of(lines: Iterable[StepLine], num_unreadable: int = 0) -> StepColumns:
-    lines = [*lines]
-    columns = {name: np.array([getattr(line, name) for line in lines], kind) for name, kind in _KINDS.items()}
-    loss = np.array([number(line.loss) for line in lines], np.float64)
-    return StepColumns(**columns, loss=loss, num_unreadable=num_unreadable)
+def columns_of(lines: Iterable[StepLine]) -> StepColumns:
+    rows = [
+        tuple(number(line.loss) if name == "loss" else getattr(line, name) for name in _KINDS)
+        for line in lines
+    ]
+    return np.array(rows, [*_KINDS.items()]).view(np.recarray)
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:
     """parts: at least one."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-    return StepColumns(**columns, num_unreadable=sum(part.num_unreadable for part in parts))
+    return np.concatenate(parts).view(np.recarray)
+
+
+def by_generation(steps: StepColumns) -> dict[int, StepColumns]:
+    """Those of each generation, in their order."""
+    order = np.argsort(steps.generation, kind="stable")
+    numbers, begins = np.unique(steps.generation[order], return_index=True)
+    return dict(zip(numbers.tolist(), np.split(steps[order], begins[1:]), strict=False))
 
 
 NO_STEPS = columns_of([])
@@ -106,14 +77,14 @@ class SlowRank:
     share: float
 
 
-def slow_ranks(events: Events, by_generation: Mapping[int, StepColumns]) -> list[SlowRank]:
-    """The slow ranks of these generations, the most expensive first."""
+def slow_ranks(events: Events, steps: StepColumns) -> list[SlowRank]:
+    """The slow ranks of these steps, the most expensive first."""
     nodes = {(each.generation, each.event.rank): each.node for each in of_kind(events, WorkerStarted)}
     lost_s: dict[tuple[int, str], float] = defaultdict(float)
-    for generation, own in by_generation.items():
+    for generation, own in by_generation(steps).items():
         for rank, cost_s in costs_s(own).items():
             lost_s[rank, nodes.get((generation, rank), "")] += cost_s
-    total_s = sum(float(np.nansum(own.seconds)) for own in by_generation.values())
+    total_s = float(np.nansum(steps.seconds))
     found = [
         SlowRank(rank=rank, node=node, share=min(1.0, cost_s / total_s))
         for (rank, node), cost_s in lost_s.items()

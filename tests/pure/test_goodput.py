@@ -13,7 +13,7 @@ CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
 
 
 def time_spent(events, lines, now_s=None):
-    return goodput.time_spent(generations(events, columns_of(lines).by_generation(), now_s))
+    return goodput.time_spent(generations(events, columns_of(lines), now_s))
 
 
 SIGN = logged("fault_injected", 109.0, 3, fault="kill", step=0)

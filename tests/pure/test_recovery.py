@@ -24,7 +24,7 @@ def exited(time, generation, rank, code=None, signal=None, victim=False):
 
 
 def begun_in(events, lines):
-    return generations(sorted(events, key=by_time), columns_of(lines).by_generation())
+    return generations(sorted(events, key=by_time), columns_of(lines))
 
 
 def found_in(events, lines):

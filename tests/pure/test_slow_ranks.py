@@ -59,7 +59,7 @@ def test_a_rank_is_named_with_its_node_of_that_generation():
     ]
     lines = [line(n, [1.0, 2.0]) for n in range(1, 101)]
     lines += [line(n, [1.0, 1.001] if n % 2 else [1.001, 1.0], 2) for n in range(101, 201)]
-    (found,) = slow_ranks(started, columns_of(lines).by_generation())
+    (found,) = slow_ranks(started, columns_of(lines))
     assert (found.rank, found.node) == (1, "b")
     assert found.share == pytest.approx(100 / sum(each.seconds for each in lines))
 

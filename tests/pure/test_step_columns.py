@@ -10,12 +10,11 @@ import pytest
 from drawn_runs import write_whole
 from hypothesis import given
 from hypothesis import strategies as st
-from viewed import columns_in
 
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics
-from elastic.observe.reader import RunReader
-from elastic.observe.step_columns import columns_of
+from elastic.observe.reader import RunReader, read_run
+from elastic.observe.step_columns import by_generation, columns_of
 
 numbers = st.one_of(
     st.integers(-3, 3),
@@ -55,14 +54,15 @@ def test_a_line_too_long_for_a_reader_counts_as_unreadable(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [b'{"step": 1}\n', bytes(3_000_000) + b"\n", b'{"step": 2}\n', b"no\n", b"\n", b'{"step": 3']
     path.write_bytes(b"".join(lines))
-    found = columns_in(path)
-    assert (found.last_step, found.num_unreadable) == (2, 2)
+    found = read_run(RunDir.parse(str(tmp_path)))
+    assert (found.steps.step.tolist(), found.unreadable_lines) == ([1, 2], 2)
 
 
 def fields_of(lines):
     """All fields of all steps, times as floats, with each value that a step logged."""
     return [
-        (repr(columns_of([line])), line.epoch, repr((line.loss, line.chain, line.values))) for line in lines
+        (repr(columns_of([line]).tolist()), line.epoch, repr((line.loss, line.chain, line.values)))
+        for line in lines
     ]
 
 
@@ -77,23 +77,26 @@ def test_a_reader_that_comes_again_reads_each_line_once(tmp_path_factory, found,
     for place in [*sorted(places), len(text)]:
         path.open("ab").write(text[path.stat().st_size if path.exists() else 0 : place])
         read += [line for batch in again.new_steps() for line in batch.lines]
-    counted, steps = metrics.read(path), again.record().steps
+    counted, record = metrics.read(path), again.record()
     assert fields_of(read) == fields_of(counted)
-    assert steps.num_unreadable == sum(1 for line in found if line.strip()) - len(counted)
-    assert repr(steps) == repr(columns_in(path))
-    assert repr(steps.by_generation()) == repr(columns_of(counted).by_generation())
+    assert record.unreadable_lines == sum(1 for line in found if line.strip()) - len(counted)
+    assert repr(record.steps.tolist()) == repr(columns_of(counted).tolist())
+    of_each = [each.tolist() for each in by_generation(record.steps).values()]
+    assert repr(of_each) == repr(
+        [[one for one in record.steps.tolist() if one[1] == g] for g in sorted({*record.steps.generation})]
+    )
 
 
 def test_of_a_run_that_was_set_aside_nothing_is_left(tmp_path):
     """The next one waits for nodes: it has no step yet."""
     run = write_whole(tmp_path / "run", 120)
     again = RunReader(RunDir.parse(str(run)))
-    assert again.read().steps.last_step == 120
+    assert len(again.read().steps) == 120
     run.rename(tmp_path / "aside")
     (run / "events").mkdir(parents=True)
 
     found = again.read()
-    assert (found.steps.last_step, found.newest, found.events) == (0, None, [])
+    assert (len(found.steps), found.newest, found.events) == (0, None, [])
 
 
 @pytest.fixture(scope="module")

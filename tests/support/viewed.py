@@ -1,15 +1,11 @@
 """The view of a run from its events and lines, as tests write them, without files."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
 
 from elastic.config.parent import Parent
-from elastic.config.run_dir import RunDir
 from elastic.observe.logged_event import Events
-from elastic.observe.reader import RunReader
 from elastic.observe.run_view import Record, RunView, view_of
-from elastic.observe.step_columns import StepColumns, columns_of
+from elastic.observe.step_columns import columns_of
 from elastic.observe.step_line import StepLine
 
 
@@ -28,9 +24,3 @@ def viewed(
     age_s = 0.0 if now is None else now - max(times, default=0.0)
     record = Record(events=events, steps=columns_of(lines), newest=last, age_s=age_s)
     return view_of(record, beats, parent)
-
-
-def columns_in(path: Path) -> StepColumns:
-    """All of a file of metrics."""
-    with closing(RunReader(RunDir.parse(str(path.parent)))) as reader:
-        return reader.read().steps
