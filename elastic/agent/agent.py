@@ -213,7 +213,6 @@ class NodeAgent:
             workers=settings.nproc,
             exits=tuple(workers.exits.values()),
             first_exit_age_s=workers.first_exit_age_s(),
-            not_started=None if workers.not_started is None else workers.not_started.message,
             knows_difference=any(each.code == EXIT_DIVERGED for each in workers.exits.values())
             and generation.divergence is not None,
             is_done=generation.is_done,

@@ -92,7 +92,6 @@ class Observation:
     workers: int  # how many were started on this node
     exits: tuple[WorkerExit, ...]  # of those that ended, in that order
     first_exit_age_s: float  # since the first of them was seen
-    not_started: str | None  # why a worker of this node could not be started
     knows_difference: bool  # a worker that ended says how the ranks' states differ
     is_done: bool  # the group knows that all workers of this node finished
     keep_alive_s: float
@@ -173,10 +172,6 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.fenced, Action.REJOIN, "a newer generation exists, and this node is not in it"),
     Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
-    # A worker that could not be started has no exit code; those of this node that were started wait
-    # for it in vain.
-    Rule(lambda o: o.not_started and o.leaving, Action.LEAVE, "{o.leaving}; {o.not_started}"),
-    Rule(lambda o: o.not_started, Action.FAIL, "{o.not_started}"),
     # A worker failed by itself. Some exit codes mean that every restart would end the same way. On
     # a node that leaves, the shutdown of the machine kills its workers too: that must not cost the
     # others a restart. Nor does a difference between ranks: doing the steps again decides about

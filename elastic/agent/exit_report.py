@@ -21,8 +21,7 @@ from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint import stop_record
-from elastic.checkpoint.catalog import list_commits
-from elastic.checkpoint.record import CommitRecord, missing_text
+from elastic.checkpoint.record import CommitRecord
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.errors import (
@@ -31,8 +30,6 @@ from elastic.errors import (
     EXIT_INTERRUPTED,
     EXIT_NOTHING_LOADS,
     ElasticError,
-    NothingLoads,
-    StoreFailed,
 )
 from elastic.events import (
     CheckpointCommitted,
@@ -55,10 +52,7 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     code, newest = agent.end.exit_code, None
     if parts.settings.imports_library:
         is_new = code == EXIT_INTERRUPTED and agent.has_trained
-        with parts.shutdown.task("the look for the newest checkpoint"):
-            newest = newest_checkpoint(
-                parts, step=agent.last_step, generation=agent.generation, is_new=is_new
-            )
+        newest = newest_checkpoint(parts, step=agent.last_step, generation=agent.generation, is_new=is_new)
     if code == EXIT_INTERRUPTED:
         # Where the storage does not say it, a commit that this node has seen counts.
         saved_step = parts.shutdown.saved_step if newest is None else newest.step
@@ -150,21 +144,6 @@ def _failed(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -
         words = failure.traceback.rstrip() or ("" if failure.message in agent.end.reason else failure.message)
         lines += [words] if words else []
     return lines
-
-
-def check_finished(settings: Settings, committed_step: int) -> None:
-    """Raises NothingLoads where the group has committed a newer step than the storage has.
-
-    The run directory may be an old copy, from which another run would go on as if it were whole.
-    """
-    with suppress(StoreFailed):
-        records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
-        # As in candidates.py: what takes the place of the newest one is a damaged one.
-        ours = [each for each in records if each.run_id == settings.run_id or each.step == committed_step]
-        steps = [record.step for record in ours] + [damage.step for damage in damages]
-        newest = max(steps, default=0)
-        if newest < committed_step:
-            raise NothingLoads(missing_text(committed_step, newest, settings.run.url))
 
 
 def finished_text(settings: Settings) -> str:

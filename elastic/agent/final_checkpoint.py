@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from elastic.agent.parts import GROUP_POLL_S, AgentParts
+from elastic.agent.parts import AgentParts
 from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.commit import other_state_text
@@ -44,28 +44,21 @@ def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) 
     generation waits for the save. Returns whether other members go on.
     """
     parts.health.end()
-    with parts.shutdown.task("the rendezvous"):
-        done = parts.group.withdraw(lambda number: not goes_alone and parts.has_shared_state(number))
+    done = parts.group.withdraw(lambda number: not goes_alone and parts.has_shared_state(number))
     if done.generation is not None:
         # It may be one that this node was told to leave before it entered it. The next one waits
         # for the save, which must not be fenced by this one.
         parts.uploader.enter(done.generation)
-    with parts.shutdown.task("the save of the last step"):
-        ensure_committed(parts, others=done.others_go_on)
-        parts.note_commit()
+    ensure_committed(parts, others=done.others_go_on)
+    parts.note_commit()
     if parts.settings.imports_library:  # a plain script's state is its own
         parts.shutdown.ends(last_step)
     if parts.difference:
         # Nothing says which of the two states is right: no node goes on with either of them, in
         # whichever generation it is by now.
         reason = f"{parts.settings.node}, which leaves, found two states of one step: {parts.difference}"
-        is_over = _end_of(parts)
-        while not parts.group.end(RunEnd(exit_code=EXIT_FAILED, reason=reason), of_any=True):
-            if is_over():
-                break
-            parts.clock.sleep(GROUP_POLL_S)
-    with parts.shutdown.task("the rendezvous"):
-        parts.group.leave()
+        parts.group.end(RunEnd(exit_code=EXIT_FAILED, reason=reason), of_any=True)
+    parts.group.leave()
     return done.others_go_on
 
 

@@ -1,11 +1,9 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-decide.py chooses the action; a reason arrives here as text, for people. `fail` waits for other
-nodes, where the failure would end the run and may follow from the death of a node, for the time in
-which that death is found. A change of the
-group takes a few calls to the backend, and more where other nodes write at the same moment; a
-backend that does not answer delays an action by the limit of a call, and once the node is to leave,
-by the share of its task at most.
+decide.py chooses the action; a reason arrives here as text, for people. A change of the group takes
+a few calls to the backend, and more where other nodes write at the same moment; a backend that does
+not answer delays an action by the limit of a call, and once the node is to leave, by the share of
+its task at most.
 """
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES
@@ -20,8 +18,6 @@ from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_LEFT, REHEARSAL
 from elastic.system.leave_deadline import Share
 from elastic.system.worker_error import read_errors
-
-LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
 
 
 class NodeGeneration:
@@ -106,26 +102,12 @@ class NodeGeneration:
             return None
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure
-        if self._may_be_of_lost_node(self.failure):
-            return None
         # Nothing is known of the steps of a script without this library.
         in_a_row = " in a row without a new step" if parts.settings.imports_library else ""
         why = f"that was failure {group.restarts}{in_a_row}, and --max-restarts is {limit}"
         end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}; {why}")
         parts.group.end(end)
         return end
-
-    def _may_be_of_lost_node(self, failure: WorkerFailure) -> bool:
-        """Whether a node of the generation is gone: then the failure costs no restart.
-
-        A machine that is taken away may lose its workers first, so that its own agent would end the
-        run, which it does not live to do if it waits. Scripts without this library fail at once
-        where another node is lost, and that is known a keep-alive later.
-        """
-        parts = self._parts
-        if not failure.from_outside and parts.settings.imports_library:
-            return False
-        return parts.group.loses_member(parts.settings.options.keep_alive_s * LOST_AFTER)
 
     def redo(self, reason: str) -> None:
         """Workers differed: close the generation for all nodes, which counts no restart."""

@@ -7,7 +7,7 @@ once, and it is asked again; nothing else happens.
 
 A cloud is a row of a table: its name, its address, and a function that looks. Its service is asked
 directly, at an address that only its machines reach: a proxy would ask the service of its own
-machine. No redirect is followed. A time in an answer is only shown (docs/decisions/0023).
+machine. A time in an answer is only shown (docs/decisions/0023).
 """
 
 import os
@@ -15,12 +15,13 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection
 from typing import Annotated, Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 from elastic.config import environment
 from elastic.config.options import CloudName, Options
@@ -34,6 +35,7 @@ ANSWER_LIMIT_BYTES = 1024 * 1024
 ADDRESS = "169.254.169.254"  # of all three clouds
 _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
 _KILLED = 128 + signal.SIGKILL
+_DIRECTLY = build_opener(ProxyHandler({}))  # not by a proxy of the environment
 _SHORT_TEXT = Annotated[str, pattern("[ -~]{1,200}", "a short text")]
 
 
@@ -137,17 +139,10 @@ def cloud_source(name: CloudName, environ: Mapping[str, str]) -> Source:
 
 
 def _answer(host: str, path: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
-    with closing(HTTPConnection(host, timeout=ANSWER_S)) as connection:
-        connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read(ANSWER_LIMIT_BYTES + 1)
-    if answer.status == HTTPStatus.NOT_FOUND:
-        raise FileNotFoundError(f"HTTP {HTTPStatus.NOT_FOUND:d} for {path}")
-    if answer.status != HTTPStatus.OK:
-        raise ValueError(f"HTTP {answer.status} for {path}")
-    if len(body) > ANSWER_LIMIT_BYTES:
-        raise ValueError(f"an answer of more than {ANSWER_LIMIT_BYTES} bytes")
-    return body.decode(errors="replace").strip()
+    """Raises HTTPError for another status than 200, and OSError."""
+    request = Request(f"http://{host}{path}", headers=dict(headers), method=method)
+    with _DIRECTLY.open(request, timeout=ANSWER_S) as answer:
+        return str(answer.read(ANSWER_LIMIT_BYTES), errors="replace").strip()
 
 
 def _short(text: str) -> str:
@@ -163,8 +158,10 @@ def _ask_aws(host: str) -> str | None:
     token = _short(_answer(host, "/latest/api/token", lifetime, method="PUT"))
     try:
         text = _answer(host, "/latest/meta-data/spot/instance-action", {header: token})
-    except FileNotFoundError:
-        return None
+    except HTTPError as error:
+        if error.code == HTTPStatus.NOT_FOUND:
+            return None
+        raise
     found = parse_json(text)
     return f"{_short(found['action'])} at {_shown(found.get('time')) or 'an unknown time'}"
 

@@ -6,9 +6,9 @@ is decided in decide.py; the supervisor ends what outlives the grace (system/sup
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import inf
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -84,16 +84,6 @@ class ShutdownRequest:
         """When a task that began then is given up: after `longest_s`, or with its share."""
         return max(began_s + SHORTEST_S, min(began_s + longest_s, self.until_s(share)))
 
-    @contextmanager
-    def task(self, name: str) -> Iterator[None]:
-        """name: a noun, with which the supervisor says what did not end in time."""
-        before = self._page.task
-        self._page.waits_for(name)
-        try:
-            yield
-        finally:
-            self._page.waits_for(before)
-
     def within(
         self,
         share: Share,
@@ -137,5 +127,4 @@ class ShutdownRequest:
 
     def decided(self, code: int) -> None:
         """What follows changes neither the exit code nor the saves."""
-        self._page.waits_for("its last lines")
         self._page.would_end(code)

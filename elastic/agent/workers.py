@@ -26,6 +26,7 @@ from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_AGAIN,
     EXIT_COMPLETE,
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_PEER_LOST,
     CannotStart,
@@ -54,10 +55,12 @@ class WorkerStart:
 
 class NodeWorkers:
     def __init__(self, starts: list[WorkerStart], parts: AgentParts) -> None:
-        """Start the workers, or all before the first that cannot be started (`not_started`)."""
+        """Start the workers, or all before the first that cannot be started, which counts as one
+        that failed.
+        """
         self.exits: dict[int, WorkerExit] = {}  # by rank, in the order in which they were seen
         self.killed: set[int] = set()  # ranks that this agent killed
-        self.not_started: WorkerError | None = None
+        self._not_started: WorkerError | None = None
         self._parts = parts
         self._first_exit_s: float | None = None
         self._processes: dict[int, Process] = {}
@@ -66,7 +69,9 @@ class NodeWorkers:
                 self._processes[start.rank] = self._start(start)
             except (CannotStart, OSError) as error:
                 message = f"the worker of rank {start.rank} was not started: {error}"
-                self.not_started = WorkerError(rank=start.rank, message=message, traceback="", time=0.0)
+                parts.console.print_line(message)
+                self._not_started = WorkerError(rank=start.rank, message=message, traceback="", time=0.0)
+                self.exits[start.rank] = WorkerExit(rank=start.rank, code=EXIT_FAILED)
                 break
         self._starts = {start.rank: start for start in starts if start.rank in self._processes}
         for start in self._starts.values():
@@ -155,8 +160,7 @@ class NodeWorkers:
         """
         settings = self._parts.settings
         files = read_errors(settings.error_folder(generation), list(self._processes))
-        first = hung or self.not_started or first_failure(self.exits.values(), self.killed, files, reason)
-        ended = self.exits.get(first.rank)
+        first = hung or self._not_started or first_failure(self.exits.values(), self.killed, files, reason)
         self._parts.log.record(
             WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback)
         )
@@ -165,8 +169,6 @@ class NodeWorkers:
             rank=first.rank,
             message=first.message,
             traceback=first.traceback,
-            # SIGKILL comes from outside or for want of memory: the state cannot be at fault.
-            from_outside=first is self.not_started or (ended is not None and ended.code == -signal.SIGKILL),
         )
 
     def _record_exit(self, seen: WorkerExit, *, victim: bool) -> None:

@@ -40,16 +40,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """The error of the first worker that failed in a generation; every agent prints it last.
-
-    `from_outside`: SIGKILL ended the worker, so its state is not to blame.
-    """
+    """The error of the first worker that failed in a generation; every agent prints it last."""
 
     node: str
     rank: Count
     message: str
     traceback: str
-    from_outside: bool = False
 
     def __post_init__(self) -> None:
         # The state must stay small. The end of a traceback names the error, so the end is kept.

@@ -312,13 +312,6 @@ class Rendezvous:
             failure=failure,
         )
 
-    def has_lost_member(self) -> bool:
-        """One poll after the generation was closed: whether a member of it is dead."""
-        _, group = self._observer.poll()
-        # Where another node has evicted it, the failure is not one any more.
-        is_lost = bool(membership.lost_members(group, alive=self._observer.alive)) and not group.open
-        return group.generation == self._entered and (is_lost or group.cause == NODE_LOST)
-
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
         """Close the open generation if this node is in it, and leave if others have its state.
 
@@ -381,12 +374,6 @@ class Rendezvous:
 
         group = self._writer.change(reopened)
         return group.ended if self._observer.is_ours(group) else None
-
-    @property
-    def committed_step(self) -> int:
-        """The newest step that this run's group has committed, as of the last poll; 0 for none."""
-        group = self._observer.newest
-        return group.committed_step if self._observer.is_ours(group) else 0
 
     def use_place(self, token: str) -> None:
         """Before the first join: the record by which this node meets the others."""

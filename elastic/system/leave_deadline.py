@@ -1,9 +1,9 @@
 """From the first request to leave there is one moment by which this node has left.
 
-It is a function of the times of the requests: the first one begins the grace period, a second
-signal halves the rest of it, and a third one ends it. Each task of leaving has its share of the
-grace, after which it is given up, so that the next task has time. It does not promise that a task
-ends when it is given up: what a system call holds is killed with its process (supervisor.py).
+It is a function of the times of the requests: the first one begins the grace period, and a second
+Ctrl-C ends it. Each task of leaving has its share of the grace, after which it is given up, so that
+the next task has time. It does not promise that a task ends when it is given up: what a system call
+holds is killed with its process (supervisor.py).
 
 The supervisor and its agent know the same of it, also where one of them hangs: a page of memory
 that both share. Each word has one writer and is read whole, old or new: the supervisor writes when
@@ -19,25 +19,23 @@ from enum import Enum
 from math import inf
 
 OVERTIME_S = 3.0  # beyond the grace, for processes that have only to exit, until they are killed
-MOST_SIGNALS = 3
-SAME_SIGTERM_S = 0.5
+SAME_CTRL_C_S = 0.5
 _TEXT_BYTES = 1024
 
 
 class _Words(ctypes.Structure):
-    """Words of 64 bits, and texts. 0.0 is a time that has not come yet; the code is one more."""
+    """Words of 64 bits, and a text. 0.0 is a time that has not come yet; the code is one more."""
 
     _fields_ = (
         # Of the supervisor.
         ("number", ctypes.c_int64),
-        ("warned_s", ctypes.c_double),
-        ("terminated_s", ctypes.c_double),
-        ("signalled_s", ctypes.c_double * MOST_SIGNALS),
+        ("signalled_s", ctypes.c_double),
+        ("interrupted_s", ctypes.c_double),
+        ("forced_s", ctypes.c_double),
         # Of the agent.
         ("noticed_s", ctypes.c_double),
         ("code", ctypes.c_int64),
         ("reason", ctypes.c_char * _TEXT_BYTES),
-        ("task", ctypes.c_char * _TEXT_BYTES),
     )
 
 
@@ -52,43 +50,23 @@ class Share(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveDeadline:
-    """Times are seconds on the monotonic clock.
+    """Times are seconds on the monotonic clock, and infinite while they have not come.
 
-    noticed_s: of the first notice or warning, which shortens no grace; None for none. signalled_s:
-    of the signals that ask for the end, three at most.
+    asked_s: of the first request to leave. forced_s: of a second Ctrl-C.
     """
 
     grace_s: float
-    noticed_s: float | None = None
-    signalled_s: tuple[float, ...] = ()
-
-    @property
-    def asked_s(self) -> float | None:
-        """When the node was first asked to leave; None while it was not."""
-        found = (*self.signalled_s[:1], *(() if self.noticed_s is None else (self.noticed_s,)))
-        return min(found, default=None)
-
-    @property
-    def ends_s(self) -> float:
-        """The end of the grace; infinite without a request."""
-        if self.asked_s is None:
-            return inf
-        end_s = self.asked_s + self.grace_s
-        for second_s in self.signalled_s[1:2]:
-            end_s = min(end_s, (second_s + end_s) / 2)
-        return min(end_s, *self.signalled_s[2:3], inf)
+    asked_s: float = inf
+    forced_s: float = inf
 
     @property
     def killed_s(self) -> float:
         """When the rest of the node is killed."""
-        return self.ends_s + (OVERTIME_S if len(self.signalled_s) < MOST_SIGNALS else 0.0)
+        return min(self.asked_s + self.grace_s + OVERTIME_S, self.forced_s)
 
     def until_s(self, share: Share) -> float:
-        """When a task is given up; infinite without a request."""
-        if self.asked_s is None:
-            return inf
-        since_s = min(self.ends_s, max((self.asked_s, *self.signalled_s[1:2])))
-        return since_s + share.value * (self.ends_s - since_s)
+        """When a task is given up."""
+        return min(self.asked_s + share.value * self.grace_s, self.forced_s)
 
 
 class LeavePage:
@@ -100,39 +78,27 @@ class LeavePage:
     # Of the supervisor.
 
     def signalled(self, number: int, now_s: float) -> None:
-        """A signal asks for the end.
+        """A signal asks this node to leave.
 
-        A SIGTERM right behind another is the same one: srun passes on what Slurm sends to its step
-        as well.
+        None but Ctrl-C shortens the grace: a scheduler may send a warning, or several, and later
+        its SIGTERM, which does not say that leaving takes too long. A Ctrl-C right behind another
+        is the same one: programs such as uv pass on what the terminal has sent to all.
         """
-        words, count = self._words, len(self.deadline.signalled_s)
-        if number == signal.SIGTERM:
-            if words.terminated_s and now_s - words.terminated_s < SAME_SIGTERM_S:
-                return
-            words.terminated_s = now_s
-        if count < MOST_SIGNALS:
-            words.number = words.number or number
-            words.signalled_s[count] = now_s
-
-    def warned(self, number: int, now_s: float) -> None:
-        """A scheduler may send a warning, or several, and later its SIGTERM, which does not say
-        that leaving takes too long: a warning shortens nothing.
-        """
-        if not self._words.warned_s:
-            self._words.number = self._words.number or number
-            self._words.warned_s = now_s
+        words = self._words
+        if not words.signalled_s:
+            words.number, words.signalled_s = number, now_s
+        if number == signal.SIGINT:
+            if words.interrupted_s and now_s - words.interrupted_s >= SAME_CTRL_C_S:
+                words.forced_s = words.forced_s or now_s
+            words.interrupted_s = words.interrupted_s or now_s
 
     # Of the agent.
 
     def noticed(self, reason: str, now_s: float) -> None:
         """A reason that is no signal asks this node to leave."""
         if not self._words.noticed_s:
-            self._words.reason = _text(reason)
+            self._words.reason = reason.encode()[: _TEXT_BYTES - 1]
             self._words.noticed_s = now_s
-
-    def waits_for(self, task: str) -> None:
-        """A noun for what the agent does from now on; empty for nothing special."""
-        self._words.task = _text(task)
 
     def would_end(self, code: int) -> None:
         """The exit code if the agent is killed from now on."""
@@ -143,32 +109,25 @@ class LeavePage:
     @property
     def deadline(self) -> LeaveDeadline:
         words = self._words
-        noticed_s = min((time for time in (words.noticed_s, words.warned_s) if time), default=None)
-        return LeaveDeadline(
-            grace_s=self.grace_s,
-            noticed_s=noticed_s,
-            signalled_s=tuple(time for time in words.signalled_s if time),
-        )
+        asked_s = min((time for time in (words.signalled_s, words.noticed_s) if time), default=inf)
+        return LeaveDeadline(grace_s=self.grace_s, asked_s=asked_s, forced_s=words.forced_s or inf)
+
+    @property
+    def number(self) -> int:
+        """Of the first signal; 0 before it."""
+        return int(self._words.number)
 
     @property
     def reason(self) -> str | None:
         """Why the first request came; None before it."""
         words, asked_s = self._words, self.deadline.asked_s
-        if asked_s is None:
+        if asked_s == inf:
             return None
         if words.noticed_s == asked_s:
             return str(words.reason, errors="replace")
-        return f"{signal.Signals(words.number).name} asks this node to leave"
-
-    @property
-    def task(self) -> str:
-        return str(self._words.task, errors="replace")
+        return f"{signal.Signals(self.number).name} asks this node to leave"
 
     @property
     def code(self) -> int | None:
         """None before workers were started."""
         return self._words.code - 1 if self._words.code else None
-
-
-def _text(text: str) -> bytes:
-    return text.encode()[: _TEXT_BYTES - 1]

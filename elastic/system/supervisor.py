@@ -52,12 +52,11 @@ def supervise(page: LeavePage, warnings: Iterable[signal.Signals]) -> None:
 
 
 def _supervise(agent: int, page: LeavePage, stops: list[signal.Signals]) -> NoReturn:
-    first: int | None = None
     while True:
         left_s = page.deadline.killed_s - _monotonic()
         if left_s <= 0:
             _kill_all(agent)
-            line, code = last_word(page, by_ctrl_c=first == signal.SIGINT)
+            line, code = last_word(page)
             _print_if_taken(line)
             os._exit(code)
         found = signal.sigtimedwait([*stops, signal.SIGCHLD], min(left_s, LOOK_S))
@@ -67,18 +66,16 @@ def _supervise(agent: int, page: LeavePage, stops: list[signal.Signals]) -> NoRe
         if found.si_signo == signal.SIGCHLD:
             _end_if_dead(agent)
             continue
-        first = first or found.si_signo
-        asks = page.signalled if found.si_signo in stop_signals.END else page.warned
-        asks(found.si_signo, _monotonic())
+        page.signalled(found.si_signo, _monotonic())
         os.kill(agent, found.si_signo)  # it wakes, or has not begun yet, and ends as it likes
 
 
-def last_word(page: LeavePage, *, by_ctrl_c: bool) -> tuple[str, int]:
+def last_word(page: LeavePage) -> tuple[str, int]:
     """The line and the exit code for an agent that could not end by itself in time."""
-    task = page.task or "its last step"
     if page.code is None:
-        return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if by_ctrl_c else EXIT_INTERRUPTED
-    line = f"elastic-train: {task} did not end in time ({printable(str(page.reason))})"
+        is_ctrl_c = page.number == signal.SIGINT
+        return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if is_ctrl_c else EXIT_INTERRUPTED
+    line = f"elastic-train: this node did not leave in time ({printable(str(page.reason))})"
     return line + ("" if page.code == EXIT_COMPLETE else "; the same command resumes"), page.code
 
 

@@ -74,31 +74,3 @@ def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     restarted.ends_with(0)
     assert "Traceback" not in restarted.output  # the end of a loading process is no error
     assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
-
-
-def test_a_warning_drains_and_the_sigterm_after_it_skips_nothing(drill, undisturbed):
-    """As Slurm sends them: SIGUSR1 ahead of the limit and then SIGTERM, while the worker stands in
-    step 10; later SIGHUP twice and then SIGTERM, in step 15. A third request would kill it.
-    """
-    drill.shut(10, 15)
-    for step, warnings in ((10, [signal.SIGUSR1]), (15, [signal.SIGHUP, signal.SIGHUP])):
-        agent = drill.start(*MEMORY_ALONE)
-        drill.stands(step, ranks=1)
-        for number in warnings:
-            agent.signal(number)
-            drill.happens("drain_requested", reason=f"{number.name} asks this node to leave")
-        agent.signal(signal.SIGTERM)
-        drill.waits_for(lambda agent=agent: not is_pending(agent.pid), "it has taken the signal")
-        drill.open(step)
-        agent.ends_with(75)
-        assert "a second signal" not in agent.output
-        assert drill.is_committed(step)
-        drill.all_are_gone()
-    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0), (15, 0)]
-
-
-def is_pending(pid):
-    status = Path(f"/proc/{pid}/status").read_text()
-    (pending,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
-    return int(pending, 16) != 0

@@ -32,7 +32,6 @@ from elastic.rendezvous.transitions import FAILURE, NODE_LOST
 TRAINING = Observation(
     workers=2,
     exits=(),
-    not_started=None,
     knows_difference=False,
     is_done=False,
     first_exit_age_s=0.0,
@@ -78,8 +77,6 @@ TABLE = [
     row(A.REJOIN, "a newer generation", fenced=True),
     row(A.REJOIN, "node lost", -9, closed="node lost"),
     row(A.LEAVE, "node left", closed="node left", leaving=TERM),
-    row(A.FAIL, "no memory", not_started="no memory"),
-    row(A.LEAVE, "no memory", not_started="no memory", leaving=TERM),
     # A worker fails.
     row(A.FAIL, "rank 4 ended with signal 9", -9),
     row(A.FAIL, "rank 5 ended with exit code 3", DONE, 3),
@@ -153,7 +150,6 @@ OBSERVATIONS = st.builds(
     Observation,
     workers=st.just(4),
     exits=st.lists(st.builds(WorkerExit, rank=st.just(4), code=CODES), max_size=4).map(tuple),
-    not_started=st.sampled_from([None, "rank 4 was not started"]),
     hung=st.sampled_from([None, HUNG]),
     group_ended=WORDS,
     closed=WORDS,
@@ -173,7 +169,7 @@ def test_planned_ends_use_no_restart_and_come_in_time(seen):
     failed = [each.code for each in seen.exits if each.code not in ends_well]
     action = decide(seen).action
     if action is Action.END_RUN or (action is Action.FAIL and not (seen.hung and seen.stacks_dumped)):
-        assert failed or seen.not_started
+        assert failed
     if seen.leaving and (seen.is_plain or set(failed) != {EXIT_PEER_LOST}):
         assert action is not Action.FAIL
     alive = replace(seen, group_ended=None, fenced=False, closed=None, exits=())

@@ -25,7 +25,7 @@ def formed(group: Group, members: tuple[Node, ...]) -> Group:
 
 
 def closed(group: Group, *, by: str, step: int) -> Group:
-    failure = WorkerFailure(node=by, rank=0, message="signal 9", traceback="", from_outside=True)
+    failure = WorkerFailure(node=by, rank=0, message="signal 9", traceback="")
     number, cause = group.generation, transitions.FAILURE
     return transitions.close(group, generation=number, cause=cause, step=step, counts=True, failure=failure)
 
