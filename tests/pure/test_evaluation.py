@@ -170,8 +170,6 @@ class OwnGenerator(Noisy):
 OTHER = {  # on the last rank
     "weight": lambda net: net[3].weight.data[1, 2].add_(1e-3),
     "saved": lambda net: net[3].weight.data[1, 2].add_(1e-3),
-    "buffer": lambda net: net[1].running_mean[3].add_(1e-3),
-    "mode": lambda net: net[1].train(),
 }
 
 
@@ -200,8 +198,6 @@ def evaluate_differing(member, kind):
     ("world_size", "kind", "says"),
     [
         (2, "weight", "found others on ranks 0 and 1: the function reads"),
-        (3, "buffer", "found others on ranks 1 and 2: the function reads"),
-        (2, "mode", "found others on ranks 0 and 1: the function reads"),
         (3, "number", "found others on ranks 1 and 2: the function reads"),
         (2, "part", "give each rank the same data"),
         (2, "smaller part", "give each rank the whole"),

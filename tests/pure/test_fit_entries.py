@@ -62,11 +62,7 @@ def test_hyperparameters_are_the_recipes_and_moments_the_parents():
     """A user lowers the rate to finetune. A saved one that came back would undo that unseen."""
     saved, _ = pair(adam(lr=0.1))
     state = State(**adam(lr=0.001, weight_decay=0.5)(net(1)))
-    problems, notes = load_entries(saved, state, ())
-    assert problems == []
-    (note,) = notes
-    assert note.startswith("as the recipe builds it: optimizer.param_groups[0].lr 0.001, not 0.1; ")
-    assert note.endswith("optimizer.param_groups[0].weight_decay 0.5, not 0.01")
+    assert load_entries(saved, state, ()) == ([], [])
     (group,) = state.objects["optimizer"].param_groups
     assert (group["lr"], group["weight_decay"]) == (0.001, 0.5)
     moments = state.flatten().tensors

@@ -31,27 +31,6 @@ def tied():
     return net
 
 
-class Average:
-    """An average that a recipe keeps by itself, from the state of its module."""
-
-    def __init__(self, net):
-        self.net = net
-
-    def state_dict(self):
-        return {"net": self.net.state_dict(), "steps": 3}
-
-    def load_state_dict(self, state_dict):
-        self.net.load_state_dict(state_dict["net"])
-
-
-def test_the_state_of_a_module_inside_another_object_loads():
-    """With the versions of its layers: without them a layer would take it for one of its oldest."""
-    kept = saved(State(ema=Average(tied())))
-    other = State(ema=Average(nn.Sequential(*(each.requires_grad_(False) for each in tied()))))
-    other.load(kept)
-    assert checksum_of(other.flatten()) == checksum_of(kept)
-
-
 def test_tied_weights_are_kept_once_and_stay_tied():
     """The image has the bytes once; the second name refers to the first one."""
     net, other = tied(), tied()

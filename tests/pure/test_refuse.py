@@ -108,8 +108,6 @@ def data(dataset, *, epochs=None, tail="drop", collate=None):
     """A data set in the run's order."""
     if epochs == "wrong":
         raise TypeError("of the function's own")
-    if epochs == "inside":
-        data(no_dataset=1)
     return dataset, epochs, tail, collate
 
 
@@ -134,8 +132,6 @@ def test_a_type_error_from_inside_is_not_taken_for_a_misuse():
     with pytest.raises(TypeError, match="of the function's own") as raised:
         data([], epochs="wrong")
     assert [frame.name for frame in traceback.extract_tb(raised.tb)][-1] == "data"
-    with pytest.raises(UsageError, match="unexpected keyword argument 'no_dataset'"):
-        data([], epochs="inside")
 
 
 def test_a_computation_left_half_done_is_not_continued():

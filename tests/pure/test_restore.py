@@ -273,13 +273,6 @@ def begins(member, written, own, widths):
     return [found.step, found.source, found.chain, mine.weight[0, 0].item()]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_every_rank_begins_with_the_parents_numbers_and_chain(ranks, tmp_path, parent, world_size):
-    """Rank 0 reads them. The chain goes on from the digest: other parents, other chains."""
-    expected = [0, "parent", parent.digest, 40.0]
-    assert ranks.run(world_size, begins, encode(parent), str(tmp_path), [2, 2]) == [expected] * world_size
-
-
 @pytest.mark.parametrize("widths", [(3, 3), (2, 3)])
 def test_where_one_rank_cannot_take_it_all_refuse(ranks, tmp_path, parent, widths):
     """On both ranks, or on the second alone: a rank that went on would wait for ever. The agent

@@ -182,9 +182,3 @@ def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first, mea
     assert found[0] == first + 1
     spent_s = (len(found) - 1) * cost_s
     assert spent_s <= AUDIT_SHARE * (steps * step_s + spent_s) * (1 + 1e-4)
-
-
-def test_auto_uses_the_one_percent_that_it_has():
-    """A step of 50 ms, an audit of one: every hundredth step, but for what is rounded."""
-    found = audited(AuditSchedule(AUTO), 1, 2000, step_s=0.05, cost_s=0.05)
-    assert 18 <= len(found) <= 21

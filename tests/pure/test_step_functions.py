@@ -1,7 +1,6 @@
 """What a function of run.on_step raises, whatever it is, is said once and ends nothing."""
 
 import asyncio
-from functools import partial
 
 import pytest
 from run_records import events
@@ -39,38 +38,25 @@ class UnspeakableError(Exception):
         (asyncio.CancelledError(), "CancelledError"),
     ],
 )
-def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, report, error, said):
-    """Of a step that is done again, which was reported before, it is not called again."""
+def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, capsys, report, error, said):
+    """Of a step that is done again, which was reported before, it is not called again. The same
+    from step 3 on for another function of the same name, whose traceback is shown as well.
+    """
     seen, functions = [], StepFunctions()
 
-    def track(record):
-        seen.append(record["step"])
-        raise error
-
-    functions.add(track)
-    report(functions, (1, 2, 2, 3))
-    assert seen == [1, 2, 3]
-    (event,) = events(tmp_path)
-    assert (event["event"], event["step"]) == ("on_step_failed", 1)
-    assert said in event["message"]
-
-
-def test_functions_of_one_name_are_counted_and_told_apart(tmp_path, capsys, report):
-    """One does not answer at each step, the other from the third on: both tracebacks are shown."""
-    functions = StepFunctions()
-
-    def tracker(url, from_step):
+    def failing_from(step):
         def track(record):
-            if record["step"] >= from_step:
-                raise OSError(f"no answer of {url}")
+            seen.append(record["step"])
+            if record["step"] >= step:
+                raise error
 
         return track
 
-    functions.add(tracker("first", 1))
-    functions.add(partial(tracker("second", 3)))
-    report(functions, range(1, 5))
-    assert [(each["step"], each["message"]) for each in events(tmp_path)] == [
-        (1, "OSError: no answer of first"),
-        (3, "OSError: no answer of second"),
-    ]
-    assert capsys.readouterr().err.count("Traceback") == 2
+    functions.add(failing_from(1))
+    functions.add(failing_from(3))
+    report(functions, (1, 2, 2, 3, 4))
+    assert seen == [1, 1, 2, 2, 3, 3, 4, 4]
+    found = events(tmp_path)
+    assert [(each["event"], each["step"]) for each in found] == [("on_step_failed", step) for step in (1, 3)]
+    assert all(said in each["message"] for each in found)
+    assert capsys.readouterr().err.count("raised at step") == 2

@@ -157,26 +157,18 @@ def step_of(member=ALONE):
 
 
 def counted(member):
-    """Correct answers of each class, and a truth value, beside a loss."""
+    """Numbers that float64 does not hold, beside a loss."""
     net, step = step_of(member)
     total = step.sum(lambda batch: net(batch.data[0]).square().sum())
-    hits = step.sum(
-        lambda batch: torch.bincount(
-            batch.data[1][net(batch.data[0]).argmax(1) == batch.data[1]], minlength=3
-        )
-    )
-    some = step.sum(lambda batch: (net(batch.data[0]) > 0).any())
     huge = step.sum(lambda batch: torch.tensor(2**53 + 1 + batch.shard))
     step.backward(total / BATCH)
-    types = {str(tensor.dtype) for tensor in (hits, some, huge)} | {str(hits.requires_grad)}
-    return [hits.tolist(), some.item(), huge.item(), sorted(types), net.weight.grad.sum().item().hex()]
+    return [huge.item(), str(huge.dtype), huge.requires_grad, net.weight.grad.sum().item().hex()]
 
 
 def test_whole_numbers_are_summed_exactly_at_every_world_size(ranks):
     """Counting correct answers; above 2^53 a sum in float64 would not be exact."""
     (alone,) = ranks.run(1, counted)
-    assert alone[2] == 8 * (2**53 + 1) + sum(range(8))
-    assert alone[3] == ["False", "torch.int64"]
+    assert alone[:3] == [8 * (2**53 + 1) + sum(range(8)), "torch.int64", False]
     for world_size in (2, 3):
         assert ranks.run(world_size, counted) == [alone] * world_size
 

@@ -142,7 +142,9 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
         if isinstance(thing, LRScheduler):
             words = _other_constants(name, theirs, ours)
         elif not is_fitted and not isinstance(thing, nn.Module):
-            notes += _notes("as it was saved", changes(*(dict(settings_in(v, name)) for v in (theirs, ours))))
+            found = changes(*(dict(settings_in(value, name)) for value in (theirs, ours)))
+            more = f" and {len(found) - MOST_NOTED} more" if len(found) > MOST_NOTED else ""
+            notes += [f"as it was saved: {'; '.join(found[:MOST_NOTED])}{more}"] if found else []
         elif is_fitted and not (words := _other_groups(name, theirs, ours)):
             goes_on = {key for each in schedulers if each.optimizer is thing for key in _set_by(each)}
             groups = [
@@ -152,9 +154,7 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
                     theirs[_GROUPS], ours[_GROUPS][: len(theirs[_GROUPS])], fillvalue=dict[str, Any]()
                 )
             ]
-            theirs[_GROUPS], there = groups, {_GROUPS: theirs[_GROUPS]}
-            built = dict(settings_in({_GROUPS: groups}, name))
-            notes += _notes("as the recipe builds it", changes(built, dict(settings_in(there, name))))
+            theirs[_GROUPS] = groups
         if words:
             problems += words
         elif is_fitted:
@@ -169,11 +169,6 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
 def _set_by(scheduler: LRScheduler) -> set[str]:
     """The hyperparameters that a scheduler sets at each of its steps."""
     return {"lr", "momentum", "betas"} if getattr(scheduler, "cycle_momentum", False) else {"lr"}
-
-
-def _notes(what: str, found: list[str]) -> list[str]:
-    more = f" and {len(found) - MOST_NOTED} more" if len(found) > MOST_NOTED else ""
-    return [f"{what}: {'; '.join(found[:MOST_NOTED])}{more}"] if found else []
 
 
 def _other_constants(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:

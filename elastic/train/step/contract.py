@@ -25,7 +25,7 @@ of a pass begins in the modes that the pass began with; after it they are those 
 left, as after one call in plain PyTorch. It does not see a function that leaves others after some
 shards than after the rest: an audit does.
 
-*What the steps change and need later is saved with the state* (Unsaved). A process that resumes
+*What the steps change and need later is saved with the state.* A process that resumes
 builds all objects again and loads the state into them. A module, an optimizer with a state, a
 schedule or a GradScaler that no object of the State saves would silently begin at its start. An
 object counts as saved if the State has it, if an object of the State holds it, or if the tensors of
@@ -70,8 +70,9 @@ class Contract:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._unsaved = Unsaved(state)
-        self._unsaved.check_schedules()
+        self._seen: WeakSet[Optimizer] = WeakSet()  # optimizers that were looked at
+        self._scaler: Scaler | None = None  # the last one looked at
+        self._check_schedules()
         self._hooks = (
             register_optimizer_step_pre_hook(_call_weakly(self._before)),
             register_optimizer_step_post_hook(_call_weakly(self._updated)),
@@ -144,7 +145,7 @@ class Contract:
 
         Also for parameters and a scaler that are not saved.
         """
-        self._unsaved.check_scaler(scaler)
+        self._check_scaler(scaler)
         self._look()
         self._is_computing = True
         for parameter in self._unused():
@@ -223,7 +224,7 @@ class Contract:
         trained, idle = self._state.trained_and_idle(self.parts)
         is_same = trained is self._trained and idle is self._idle
         if not is_same:
-            self._unsaved.check_parameters(trained)
+            self._check_parameters(trained)
             self._trained, self._idle, self._held = trained, idle, self._state.held
             self._held_names = set(map(id, self._held))
             self._used &= self._held_names  # another parameter may get the id of a former one
@@ -280,7 +281,65 @@ class Contract:
                         "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
                     )
             self._used |= self._held_names & {id(p) for p in group["params"] if p.grad is not None}
-        self._unsaved.check_update(optimizer)
+        self._check_update(optimizer)
+
+    # What no object of the State saves.
+
+    def _check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
+        """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
+        owned = self.parts.owned
+        others = [p for p in trained if id(p) not in owned]
+        saved = self._saved() if others else set()
+        for parameter in others:
+            if _storage(parameter) not in saved:
+                raise UsageError(
+                    f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} outside; "
+                    "give its module to the State, loose tensors in an nn.ParameterList; load weights without assign=True"
+                )
+
+    def _check_schedules(self) -> None:
+        """Raises UsageError for an optimizer whose learning rate schedule is not saved."""
+        scheduled = {id(thing.optimizer) for thing in self._things() if isinstance(thing, LRScheduler)}
+        for optimizer in self._state.optimizers:
+            if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
+                raise _missing(f"learning rate schedule of its {type(optimizer).__name__}", "scheduler")
+
+    def _check_scaler(self, scaler: Scaler | None) -> None:
+        """Raises UsageError for a scaler that is in use and not saved."""
+        if scaler is None or scaler is self._scaler or not scaler.is_enabled():
+            return
+        if not any(thing is scaler for thing in self._things()):
+            raise _missing("GradScaler that scales this loss", "scaler")
+        self._scaler = scaler
+
+    def _check_update(self, optimizer: Optimizer) -> None:
+        """An optimizer has made an update.
+
+        Raises UsageError if it updates parameters of the state, with a state of its own that is not
+        saved. A step may build one without a state, for its own updates.
+        """
+        if optimizer in self._seen:
+            return
+        self._seen.add(optimizer)
+        if any(each is optimizer for each in self._state.optimizers):
+            self._check_schedules()  # a schedule that was built after the loop began
+            return
+        owned = self._state.parts().owned
+        if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
+            return
+        kept = [v for of_one in optimizer.state.values() for v in of_one.values() if v is not None]
+        saved = self._saved() if kept else set()
+        if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
+            raise UsageError(
+                f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; give all "
+                "to the State before the loop, also wrapped ones, and change groups in place; inner steps train a model's copy"
+            )
+
+    def _saved(self) -> set[int]:
+        return {_storage(tensor) for tensor in self._state.flatten().tensors.values()}
+
+    def _things(self) -> list[Any]:
+        return [part for thing in self._state.objects.values() for part in structure.held(thing)]
 
 
 def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
@@ -314,71 +373,6 @@ class Modes:
         if list(map(_TRAINING, self.modules)) != self.flags:
             for module, is_training in zip(self.modules, self.flags, strict=True):
                 module.training = is_training
-
-
-class Unsaved:
-    """Looks for what no object of a state saves."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that were looked at
-        self._scaler: Scaler | None = None  # the last one looked at
-
-    def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
-        """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
-        owned = self._state.parts().owned
-        others = [p for p in trained if id(p) not in owned]
-        saved = self._saved() if others else set()
-        for parameter in others:
-            if _storage(parameter) not in saved:
-                raise UsageError(
-                    f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} outside; "
-                    "give its module to the State, loose tensors in an nn.ParameterList; load weights without assign=True"
-                )
-
-    def check_schedules(self) -> None:
-        """Raises UsageError for an optimizer whose learning rate schedule is not saved."""
-        scheduled = {id(thing.optimizer) for thing in self._things() if isinstance(thing, LRScheduler)}
-        for optimizer in self._state.optimizers:
-            if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
-                raise _missing(f"learning rate schedule of its {type(optimizer).__name__}", "scheduler")
-
-    def check_scaler(self, scaler: Scaler | None) -> None:
-        """Raises UsageError for a scaler that is in use and not saved."""
-        if scaler is None or scaler is self._scaler or not scaler.is_enabled():
-            return
-        if not any(thing is scaler for thing in self._things()):
-            raise _missing("GradScaler that scales this loss", "scaler")
-        self._scaler = scaler
-
-    def check_update(self, optimizer: Optimizer) -> None:
-        """An optimizer has made an update.
-
-        Raises UsageError if it updates parameters of the state, with a state of its own that is not
-        saved. A step may build one without a state, for its own updates.
-        """
-        if optimizer in self._optimizers:
-            return
-        self._optimizers.add(optimizer)
-        if any(each is optimizer for each in self._state.optimizers):
-            self.check_schedules()  # a schedule that was built after the loop began
-            return
-        owned = self._state.parts().owned
-        if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
-            return
-        kept = [v for of_one in optimizer.state.values() for v in of_one.values() if v is not None]
-        saved = self._saved() if kept else set()
-        if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
-            raise UsageError(
-                f"expected the State to hold each optimizer of its parameters, found {type(optimizer).__name__} outside; give all "
-                "to the State before the loop, also wrapped ones, and change groups in place; inner steps train a model's copy"
-            )
-
-    def _saved(self) -> set[int]:
-        return {_storage(tensor) for tensor in self._state.flatten().tensors.values()}
-
-    def _things(self) -> list[Any]:
-        return [part for thing in self._state.objects.values() for part in structure.held(thing)]
 
 
 def _missing(what: str, name: str) -> UsageError:
