@@ -63,7 +63,6 @@ class ConsoleFollower:
         self._ending = threading.Event()
         self._shown = self._newest()
         self._progress_due_s = -inf
-        self._steps: int | None = None
         self._thread = threading.Thread(target=self._work, name="console", daemon=True)
 
     def start(self) -> None:
@@ -146,11 +145,8 @@ class ConsoleFollower:
         if line is None or line == self._shown or (now_s < self._progress_due_s and not is_last):
             return
         self._shown, self._progress_due_s = line, now_s + PROGRESS_EVERY_S
-        if self._steps is None:
-            started = read_rare(self._run.events, RunStarted)
-            newest_start = max(started, key=lambda each: each.generation, default=None)
-            self._steps = None if newest_start is None else newest_start.event.steps
-        self._show(progress_line(line, self._steps))
+        lengths = [(each.generation, each.event.steps) for each in read_rare(self._run.events, RunStarted)]
+        self._show(progress_line(line, max(lengths, default=(0, None))[1]))
 
     def _show(self, line: str) -> None:
         print(line, file=self._out, flush=True)

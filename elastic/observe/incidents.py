@@ -50,17 +50,11 @@ def incidents(
 
 def _of_event(each: LoggedEvent[kinds.Event]) -> Incident:
     """Its text may be empty. Where a state differed is not where that was found."""
-    (kind, words), node = _RULES[type(each.event)], each.node
-    match each.event:
-        case kinds.RunInterrupted(gave_up=True):
-            kind = "fault"  # no request to leave had come
-        case kinds.DivergenceJudged(nodes=nodes):
-            node = nodes[0] if len(nodes) == 1 else ""
-        case kinds.DivergenceDetected():
-            node = ""
-        case _:
-            pass
-    text = words.format(each.event) if isinstance(words, str) else words(each.event)
+    (kind, words), event = _RULES[type(each.event)], each.event
+    if isinstance(event, kinds.RunInterrupted) and event.gave_up:
+        kind = "fault"  # no request to leave had come
+    node = "" if isinstance(event, kinds.DivergenceDetected | kinds.DivergenceJudged) else each.node
+    text = words.format(event) if isinstance(words, str) else words(event)
     return Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=text)
 
 

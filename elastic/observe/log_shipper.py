@@ -26,7 +26,10 @@ from elastic.system.clock import SystemClock
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile, read_from
 
-PAUSE_S = 10.0  # between two uploads: a run of a week must not leave a million objects
+# Between two uploads: few seconds in a young run, which a user watches; a run of a week must not
+# leave a million objects.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 3.0, 15.0
+_PAUSE_PER_AGE = 0.005
 TICK_S = 0.5
 CLOSE_WITHIN_S = 15.0
 PART_LIMIT_S = 10.0  # shorter than the end: a request without an answer is made again there
@@ -144,9 +147,10 @@ class LogShipper:
         return True
 
     def _work(self) -> None:
-        pause_s = 0.0
+        pause_s, began_s = 0.0, self._clock.monotonic()
         while not self._closing.wait(pause_s):
-            had_failed, pause_s = self._problem, PAUSE_S
+            had_failed, age_s = self._problem, self._clock.monotonic() - began_s
+            pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, age_s * _PAUSE_PER_AGE))
             self._try()
             if self._problem and not had_failed:
                 self._print_line(

@@ -21,7 +21,7 @@ from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
 from elastic.observe.series import LoggedValues
-from elastic.observe.step_columns import NO_STEPS, StepBatch, StepColumns, columns_of, joined
+from elastic.observe.step_columns import NO_STEPS, StepBatch, columns_of, joined
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
@@ -31,25 +31,23 @@ from elastic.system.growing_file import GrowingFile
 class RunReader:
     """Calls raise OSError for what cannot be read."""
 
-    _parts: list[StepColumns]
-    _logged: LoggedValues
-    _newest: StepLine | None
-
     def __init__(self, run: RunDir, *, node: str = "", points: int = 0, with_values: bool = False) -> None:
         """run: in a folder. node: whose own metrics are read where the run is at a URL. points: of
         each curve; 0 for none, which takes less time. with_values: what the recipe logged comes
         with the new steps.
         """
-        self._run, self._points = run, points
+        self._run, self._points, self.has_curves = run, points, points > 0
         self._path = run.metrics_of(node) if node else run.metrics
         self._with_values = with_values or self.has_curves
         self._events: Events = []
         self._file: tuple[Path, GrowingFile] | None = None  # of the newest metrics
         self._begin()
 
-    @property
-    def has_curves(self) -> bool:
-        return self._points > 0
+    def _begin(self) -> None:
+        """What came before does not count any more."""
+        self._parts, self._num_unreadable = [NO_STEPS], 0
+        self._logged = LoggedValues()
+        self._newest: StepLine | None = None
 
     def read(self) -> Record:
         """All up to now."""
@@ -98,12 +96,6 @@ class RunReader:
         if self._file is not None:
             self._file[1].close()
         self._file = None
-
-    def _begin(self) -> None:
-        """What came before does not count any more."""
-        self._parts, self._num_unreadable = [NO_STEPS], 0
-        self._logged = LoggedValues()
-        self._newest = None
 
 
 def read_run(run: RunDir, *, points: int = 0) -> Record:

@@ -7,7 +7,7 @@ Times are seconds since 1970, by the clocks of the nodes that wrote them; no dur
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -81,8 +81,10 @@ class PlainScript:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """state: `finished`; `running` while an agent is alive; else what became of the newest
+class RunView(Record):
+    """A record, and what follows from it.
+
+    state: `finished`; `running` while an agent is alive; else what became of the newest
     generation: `failed`, `drained` (an agent left it as planned, and saved what it could) or
     `interrupted` (its agents died without a last event, or waited in vain for others). The same
     command resumes a run that is drained or interrupted. now_s: the present, by the clock of what
@@ -106,8 +108,7 @@ class RunView:
     with both values. accepted: steps that differed when they were done again, after which the run
     went on. replays: steps that gave another result when they were done again. edits: where a
     process with another text of the recipe went on. logged_by_rank: names in the metrics whose
-    numbers are those of rank 0 alone. unreadable_lines: of the metrics, whose steps no figure has.
-    trained: the steps that count. audits: done, which count and were without a difference, and
+    numbers are those of rank 0 alone. audits: done, which count and were without a difference, and
     failed, shards that differed. scheduled: agents that a scheduler started, with the fields of the
     event `node_scheduled`.
     """
@@ -119,7 +120,6 @@ class RunView:
     failed: kinds.RunFailed | None
     traceback: str
     plain: PlainScript | None
-    newest: StepLine | None
     step: int
     length: int | None
     highest_step: int
@@ -151,9 +151,6 @@ class RunView:
     shards_by_rank: list[int]
     lineage: list[Ancestor]
     scheduled: list[dict[str, Any]]
-    unreadable_lines: int
-    trained: StepColumns
-    curves: Curves | None
 
     @property
     def began_s(self) -> float | None:
@@ -192,6 +189,7 @@ def view_of(
     plain = _plain_script(events, begun, end, failed) if start and start.event.plain else None
     snapshots, moved = last(events, kinds.SnapshotInterval), last(events, kinds.ShardsMoved)
     return RunView(
+        **{each.name: getattr(record, each.name) for each in fields(Record)},
         state=state,
         now_s=now_s,
         end=end,
@@ -199,7 +197,6 @@ def view_of(
         failed=failed.event if failed else None,
         traceback=error.event.traceback if error else "",
         plain=plain,
-        newest=newest,
         step=step,
         length=stop.steps if stop else lengths[-1] or None,
         highest_step=max([step, *(each.step + each.lost_steps for each in restores)]),
@@ -235,9 +232,6 @@ def view_of(
         scheduled=[
             {"node": each.node} | each.event.fields() for each in of_kind(events, kinds.NodeScheduled)
         ],
-        unreadable_lines=record.unreadable_lines,
-        trained=trained,
-        curves=record.curves,
     )
 
 

@@ -95,7 +95,7 @@ class RunSeries:
         ]
 
     def _of_steps(self, view: RunView) -> Iterator[Metric]:
-        steps = view.trained
+        steps = view.steps
         new_s = known(steps.seconds[steps.step > self._highest])
         places = np.searchsorted(DURATION_BOUNDS_S, new_s)
         self._durations += np.bincount(places, minlength=len(self._durations))

@@ -127,7 +127,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
     """500 to every request for a while; what was written meanwhile is uploaded in the end."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(shipper, "PAUSE_S", 0.01)
+    monkeypatch.setattr(shipper, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(shipper, "TICK_S", 0.01)
     run, reported, came = node("a"), [], threading.Event()
 
