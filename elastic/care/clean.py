@@ -3,15 +3,15 @@
     checkpoints/   attempts that no commit record names
     logs/          of generations before the last with logs
 
-A node that is still ending may save meanwhile: the commit protocol lets no record stay whose
-payload is gone. The command may be interrupted between any two files.
+The command may be interrupted between any two files. It does not promise that `verify` finds no
+damage where a node that is still ending commits such an attempt meanwhile.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic.checkpoint.record import COMMIT, parse_name
+from elastic.checkpoint.record import parse_name
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import RunFinished
@@ -21,7 +21,6 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock
 
-ATTEMPT = "an attempt that was not committed"
 _LOG = re.compile(r"([0-9]{1,18})/rank[0-9]+(?:/[0-9]{12})?\.log")
 
 
@@ -57,9 +56,6 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
         if each in there:
             _remove(run, each.name, clock, f"{removed} of {len(found)} files are gone")
             removed += 1
-            if each.what == ATTEMPT:  # a node that is still ending may have committed it meanwhile
-                folder = each.name.removeprefix("checkpoints/").rpartition("/")[0]
-                open_store(run.checkpoints_url).delete(f"{folder}/{COMMIT}")
     size_bytes = sum(each.size_bytes for each in found)
     return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
 
@@ -79,7 +75,11 @@ def _look(run: RunDir, clock: Clock) -> list[Leftover]:
     there = (parse_name(each.name) for each in reading(store.list, clock))
     committed = {each.folder for each in there if each is not None and each.is_record}
     found = [
-        Leftover(name=f"checkpoints/{each.name}", size_bytes=each.size_bytes, what=ATTEMPT)
+        Leftover(
+            name=f"checkpoints/{each.name}",
+            size_bytes=each.size_bytes,
+            what="an attempt that was not committed",
+        )
         for at, each in stored
         if at is not None and at.folder not in committed
     ]

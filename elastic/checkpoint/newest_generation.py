@@ -7,6 +7,7 @@ the parts that two generations upload would have one name, and the second would 
 process of the first would not be fenced.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 from elastic.checkpoint.catalog import list_commits
@@ -65,10 +66,11 @@ def _newest_uploaded(run: RunDir, clock: Clock) -> int:
     """By other nodes, perhaps. Raises StoreFailed."""
     objects = Objects(run.url, limit_s=_CALL_LIMIT_S)
     found = (
-        reading(partial(objects.folders, each), clock) for each in (upload_parts.METRICS, upload_parts.LOGS)
+        reading(partial(objects.directly_below, each), clock)
+        for each in (upload_parts.METRICS, upload_parts.LOGS)
     )
     return max(map(_highest, found))
 
 
-def _highest(names: list[str]) -> int:
+def _highest(names: Iterable[str]) -> int:
     return max(filter(None, map(parse_number, names)), default=0)

@@ -121,16 +121,11 @@ def read() -> Launch:
         world_size=_number("WORLD_SIZE", 1),
         local_rank=_number("LOCAL_RANK", 0),
         local_world_size=_number("LOCAL_WORLD_SIZE", 1),
-        agent=_decode(AgentLink, os.environ.get(AGENT), AGENT, "unset it to run without an agent"),
+        agent=_decode(AgentLink, AGENT),
         preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
-        check=_decode(
-            CheckRequest,
-            os.environ.get(CHECK),
-            CHECK,
-            "unset it: elastic-train check sets it for its own commands",
-        ),
-        origin=_origin(os.environ.get(FROM)),
+        check=_decode(CheckRequest, CHECK),
+        origin=Origin.parse(os.environ[FROM]) if os.environ.get(FROM) else None,
         # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
         master=(os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0))
         if "MASTER_ADDR" in os.environ and preflight is None
@@ -205,18 +200,11 @@ def set_up_malloc() -> None:
         os.environ.setdefault("GLIBC_TUNABLES", MALLOC)
 
 
-def _decode(kind: type[T], text: str | None, name: str, advice: str) -> T | None:
+def _decode(kind: type[T], name: str) -> T | None:
     try:
-        return None if text is None else decode(kind, text, what=name)
+        return decode(kind, os.environ[name], what=name) if name in os.environ else None
     except ValueError as error:
-        raise UsageError(f"{error}; {advice}") from error
-
-
-def _origin(text: str | None) -> Origin | None:
-    try:
-        return Origin.parse(text) if text else None
-    except UsageError as error:
-        raise UsageError(f"{FROM}: {error}; correct or unset the variable") from None
+        raise UsageError(f"{error}; unset it, which elastic-train sets for its own processes") from error
 
 
 def _number(name: str, default: int) -> int:

@@ -153,12 +153,6 @@ def _reader(read: Callable[[str], T]) -> Callable[[str], T]:
     return named
 
 
-def _one_of(words: tuple[str, ...], text: str) -> str:
-    if text not in words:
-        raise argparse.ArgumentTypeError(f"expected {', '.join(words[:-1])} or {words[-1]}, found {text!r}")
-    return text
-
-
 def _drain_signals(text: str) -> tuple[signal.Signals, ...]:
     names = [] if text == "none" else [word.strip().upper().removeprefix("SIG") for word in text.split(",")]
     if unknown := [name for name in names if name not in _WARNINGS]:
@@ -193,8 +187,7 @@ def _option(default: Any, read: Callable[[str], object] = str, *, words: tuple[s
     """A field of Options. read: raises UsageError or argparse.ArgumentTypeError. words: the only
     ones that it takes, which a shell completes.
     """
-    read = partial(_one_of, words) if words else _reader(read)
-    return field(default=default, metadata={"read": read, "words": words or None})
+    return field(default=default, metadata={"read": _reader(read), "words": words or None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, tee
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -86,14 +85,9 @@ class BatchLoader:
         """The batch of one slice, loaded in this process."""
         return next(replace(self, workers=0).batches(iter([one])))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the dataset's tensors are indexed whole, so that nothing is drawn or called."""
-        return type(self.dataset) is TensorDataset and self.collate is None
-
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
-        if self.is_whole:
+        if type(self.dataset) is TensorDataset and self.collate is None:  # nothing is drawn or called
             tensors = self.dataset.tensors
             return (tuple(tensor[each.indices] for tensor in tensors) for each in slices)
         requests = (
@@ -202,16 +196,6 @@ def check_dataset(dataset: Any, where: str) -> int:
         f"{where}: expected a map-style dataset, with __len__ and __getitem__(number), found {type(dataset).__name__}; give the samples of a stream "
         "numbers, such as an index of files and offsets, or load it into a list"
     )
-
-
-def check_loading(workers: Any, collate: Any, where: str) -> None:
-    """Raises UsageError for what cannot say how samples are loaded. where: as above."""
-    is_number = isinstance(workers, Integral) and not isinstance(workers, bool) and int(workers) >= 0
-    if not is_number or not (collate is None or callable(collate)):
-        raise UsageError(
-            f"{where}: expected workers=, a number of loading processes from 0 on, and collate=, a function of a list of samples, found {workers!r} and"
-            f" {type(collate).__name__}"
-        )
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -165,10 +165,6 @@ class Objects:
             if about["type"] == "file" and not path.endswith("/")  # else it stands for a folder
         }
 
-    def folders(self, folder: str) -> list[str]:
-        """The names of the folders directly below `folder`, as a listing of them alone tells."""
-        return [name for name, is_folder in self.directly_below(folder).items() if is_folder]
-
     def directly_below(self, folder: str) -> dict[str, bool]:
         """The names directly below `folder`, and whether each is a folder, by one listing."""
         found: list[dict[str, Any]] = []

@@ -23,7 +23,6 @@ CHUNK_BYTES = 4 * 1024 * 1024
 SMALL_LIMIT_BYTES = 64 * 1024
 READ_LIMIT_S = 120.0
 _FINAL_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR}
-_OUR_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 
 Answer = TypeVar("Answer")
 
@@ -200,6 +199,4 @@ def as_store_failure(doing: str, error: Exception) -> StoreFailed:
         return StoreRefused(
             f"{sentence}. Expected credentials for this store in the environment or its config file"
         )
-    if isinstance(error, _OUR_MISTAKES) and not isinstance(error, OSError):
-        return StoreFailed(sentence)
     return StoreUnavailable(sentence)

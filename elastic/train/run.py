@@ -13,7 +13,7 @@ from typing import Any
 
 from elastic.config.parent import new_run_from
 from elastic.data import random_streams
-from elastic.data.loader import Batch, BatchLoader, Data, Loader, check_dataset, check_loading
+from elastic.data.loader import Batch, BatchLoader, Data, Loader, check_dataset
 from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling, whole_number
 from elastic.errors import ElasticError, UsageError
@@ -83,7 +83,6 @@ class Run:
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
         ours, samples = self._worker.identity, check_dataset(dataset, "run.data")
-        check_loading(workers, collate, "run.data")
         chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
         in_order = chosen.order_of(
             samples=samples, seed=ours.seed, global_batch=ours.global_batch, shards=ours.shards
@@ -164,7 +163,6 @@ class Run:
         self._worker.step_functions.refuse_inside("run.evaluate")
         self._settle()
         samples = check_dataset(dataset, "run.evaluate")
-        check_loading(workers, collate, "run.evaluate")
         if samples < 1 or not callable(function):
             raise UsageError(
                 "expected run.evaluate(dataset, function), with at least one sample and a function of a batch, found "

@@ -109,26 +109,6 @@ def test_an_attempt_with_a_damaged_record_stays(run):
     assert (run / damaged).exists() and not (run / ATTEMPT).exists()
 
 
-def test_a_record_of_an_attempt_that_goes_does_not_stay(run, capsys):
-    """A node that ends late creates it while a person thinks."""
-    late = commit_in(run, IDENTITY, 40, State(model=nn.Linear(3, 1)))
-    record = run / "checkpoints" / late.name
-    text = record.read_bytes()
-    record.unlink()
-    remove = clean_module._remove
-
-    def creates(*arguments):
-        if late.payload in arguments[1]:
-            record.write_bytes(text)
-        remove(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clean_module, "_remove", creates)
-        assert main(["clean", str(run), "--yes"]) == 0
-    assert not record.exists() and not (run / "checkpoints" / late.payload).exists()
-    assert main(["verify", str(run)]) == 0
-
-
 def test_a_run_that_is_not_finished_is_refused(run, tmp_path, capsys):
     (log,) = (run / "events").iterdir()
     log.write_text("".join(line for line in log.open() if "run_finished" not in line))
@@ -154,14 +134,6 @@ def test_a_run_that_began_under_the_name_meanwhile_stays_whole(run):
         clean_module.clean(RunDir.parse(str(run)), SystemClock(), agrees=agrees)
     assert files_of(aside) == files
     assert files_of(run) == GONE
-
-
-def test_nothing_behind_a_link_goes(run):
-    outside = run.parent / "outside"
-    (run / "logs/000001").rename(outside)
-    (run / "logs/000001").symlink_to(outside)
-    main(["clean", str(run), "--yes"])
-    assert (outside / "rank0.log").exists()
 
 
 def test_a_run_in_an_object_store_is_cleaned_in_the_same_way(run, capsys):

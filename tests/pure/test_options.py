@@ -140,7 +140,7 @@ def test_each_option_reads_its_published_grammar(words, every):
             "names of USR1, USR2, HUP with commas between them, or none, found 'KILL'",
         ),
         (["a.py", "--drain-signals", "TERM"], "found 'TERM' (it always asks for a drain)"),
-        (["a.py", "--notice", "AWS"], "--notice: expected aws, gcp or azure, found 'AWS'"),
+        (["a.py", "--notice", "AWS"], "--notice: invalid choice: 'AWS' (choose from"),
         (["a.py", "--rdzv-backend", "c10d"], "expected --rdzv-endpoint with --rdzv-backend c10d, found none"),
         (["a.py", "--min", "1"], "unknown option --min"),
     ],
