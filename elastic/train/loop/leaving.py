@@ -9,7 +9,8 @@ itself, that is the reason, and no peer died.
 An early end is written down before its state, and its state is that of a step. Both must hold
 whatever was saved on the way, or the end would depend on the rhythm of saves.
 
-With nccl, closing a group may not end the waits of others; the agent then takes them for a hang.
+Closing a group may not end the waits of others with nccl, or where a child of the leaver lives on
+that inherited its connections; the agent then takes them for a hang.
 """
 
 import json
