@@ -8,7 +8,7 @@ cause of the next one is said.
 Times are those of the nodes' clocks, which agree to within a second or so (NTP).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -170,25 +170,15 @@ def lost_nodes(of: Generation) -> list[str]:
 
 def _why(own: Events, before: Start, after: Start) -> str:
     """What ended the generation before. own: its events."""
+    cause = after.event.cause
+    if cause == "failure":
+        # The first worker that failed by itself. A hang and an exception say more than an exit.
+        messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
+        said = (failure_text(each.event, messages) for each in own)
+        return next(filter(None, said), cause)
     then, now = set(before.event.nodes), set(after.event.nodes)
-    match after.event.cause:
-        case "failure":
-            # The first worker that failed by itself. A hang and an exception say more than an exit.
-            messages = {each.event.rank: each.event.message for each in of_kind(own, kinds.WorkerFailed)}
-            said = (failure_text(each.event, messages) for each in own)
-            return next(filter(None, said), "failure")
-        case "node lost" if then - now:
-            return f"{_nodes(then - now)} lost"
-        case "node left" if then - now:
-            return f"{_nodes(then - now)} left"
-        case "node joined" if now - then:
-            return f"{_nodes(now - then)} joined"
-        case cause:
-            return str(cause)
-
-
-def _nodes(ids: Collection[str]) -> str:
-    return f"node{'' if len(ids) == 1 else 's'} {', '.join(sorted(ids))}"
+    changed = now - then if cause == "node joined" else then - now
+    return f"{cause}: {', '.join(sorted(changed))}" if changed and cause.startswith("node ") else cause
 
 
 def failure_text(event: kinds.Event, messages: Mapping[int, str] = MappingProxyType({})) -> str:

@@ -5,8 +5,7 @@ promise to know why a run has ended without a word.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastic import events as kinds
 from elastic.observe.generations import DOWN, Generation, failure_text, lost_nodes
@@ -16,8 +15,7 @@ from elastic.observe.recovery import Recovery
 NO_ANSWER = "no node answered"  # all were gone, or stood still: no event tells which
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(NamedTuple):
     """time: seconds since 1970. node: where it happened, empty where that is not known.
 
     kind: fault, drain, save, state, end, generation, recovery or checkpoint.
@@ -38,11 +36,8 @@ def incidents(
     rank_0 = {each.generation: each.start.node for each in generations}
     for back in recovered:
         if back.ended_s is not None:
-            number = back.generation
-            one = Incident(
-                time=back.ended_s, generation=number, node=rank_0[number], kind="recovery", text=back.line
-            )
-            found.append(one)
+            node = rank_0[back.generation]
+            found.append(Incident(back.ended_s, back.generation, node, "recovery", back.line))
     for each in generations:
         found += _without_a_word(each, state)
     return sorted((each for each in found if each.text), key=lambda each: each.time)
@@ -55,7 +50,7 @@ def _of_event(each: LoggedEvent[kinds.Event]) -> Incident:
         kind = "fault"  # no request to leave had come
     node = "" if isinstance(event, kinds.DivergenceDetected | kinds.DivergenceJudged) else each.node
     text = words.format(event) if isinstance(words, str) else words(event)
-    return Incident(time=each.time, generation=each.generation, node=node, kind=kind, text=text)
+    return Incident(each.time, each.generation, node, kind, text)
 
 
 def _without_a_word(of: Generation, state: str) -> Iterator[Incident]:
@@ -73,7 +68,7 @@ def _without_a_word(of: Generation, state: str) -> Iterator[Incident]:
     if not is_told and (of.gap == DOWN or (of.after is None and state == "interrupted")):
         found.append((of.ends_s, "", NO_ANSWER))
     for time, node, text in found:
-        yield Incident(time=time, generation=of.generation, node=node, kind="fault", text=text)
+        yield Incident(time, of.generation, node, "fault", text)
 
 
 def _left(event: kinds.RunInterrupted) -> str:
@@ -83,10 +78,6 @@ def _left(event: kinds.RunInterrupted) -> str:
 
 def _judged(event: kinds.DivergenceJudged) -> str:
     return f"step {event.step} judged: {event.verdict} {', '.join(event.nodes)}"
-
-
-def _moved(event: kinds.ShardsMoved) -> str:
-    return f"shards of the ranks from step {event.step} on: {', '.join(map(str, event.shards))}"
 
 
 def _finished(event: kinds.RunFinished) -> str:
@@ -109,7 +100,7 @@ _RULES: dict[type[kinds.Event], tuple[str, str | Callable[[Any], str]]] = {
     kinds.SnapshotRejected: ("save", "snapshot of step {0.step} not used: {0.reason}"),
     kinds.DrainRequested: ("drain", "drain: {0.reason}"),
     kinds.RunInterrupted: ("drain", _left),
-    kinds.ShardsMoved: ("state", _moved),
+    kinds.ShardsMoved: ("state", "shards of the ranks from step {0.step} on: {0.shards}"),
     kinds.AuditFailed: ("state", "audit of step {0.step}: shard {0.shard} differed"),
     kinds.DivergenceDetected: ("state", "ranks differ after step {0.step}"),
     kinds.DivergenceJudged: ("state", _judged),

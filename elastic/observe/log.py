@@ -50,15 +50,12 @@ def read_rare(directory: Path, kind: type[E]) -> list[LoggedEvent[E]]:
     Files that cannot be read are left out, because they must not end a worker.
     """
     name = next(name for name, each in KINDS.items() if each is kind).encode()
-    lines = (line for line in _readable_lines(directory) if name in line)
-    return of_kind(list(parse_lines(lines, logged_event.parse)), kind)
-
-
-def _readable_lines(directory: Path) -> Iterator[bytes]:
+    found: list[bytes] = []
     with suppress(OSError):
         for path in directory.glob("*.jsonl"):
             with suppress(OSError):
-                yield from lines_of(path)
+                found += [line for line in lines_of(path) if name in line]
+    return of_kind(list(parse_lines(found, logged_event.parse)), kind)
 
 
 def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:

@@ -186,7 +186,15 @@ def view_of(
     # its state, in their next generation.
     failed = None if end else last(own, kinds.RunFailed)
     error = last(events, kinds.WorkerFailed) if failed else None
-    plain = _plain_script(events, begun, end, failed) if start and start.event.plain else None
+    plain, ended = None, last(events, kinds.GenerationEnded)
+    if start and start.event.plain:
+        last_exit = f"exit code {failed.event.exit_code}: {failed.event.reason}" if failed else ""
+        last_exit = last_exit or (ended.event.cause if ended else "")
+        plain = PlainScript(
+            restarts=dict(Counter(each.cause for each in begun[1:])),
+            last_exit="exit code 0" if end else last_exit,
+            running_s=sum(max(0.0, each.ends_s - each.begins_s) for each in begun),
+        )
     snapshots, moved = last(events, kinds.SnapshotInterval), last(events, kinds.ShardsMoved)
     return RunView(
         **{each.name: getattr(record, each.name) for each in fields(Record)},
@@ -272,23 +280,6 @@ def checkpoints_of(events: Events) -> Checkpoints:
         fenced=len(of_kind(events, kinds.CheckpointFenced)),
         newest=by_step[max(found)[1]] if found else None,
         saving_s=[each.event.seconds for each in commits],
-    )
-
-
-def _plain_script(
-    events: Events,
-    begun: list[Generation],
-    end: kinds.RunFinished | None,
-    failed: LoggedEvent[kinds.RunFailed] | None,
-) -> PlainScript:
-    ended = last(events, kinds.GenerationEnded)
-    last_exit = ended.event.cause if ended else ""
-    if failed:
-        last_exit = f"exit code {failed.event.exit_code}: {failed.event.reason}"
-    return PlainScript(
-        restarts=dict(Counter(each.cause for each in begun[1:])),
-        last_exit="exit code 0" if end else last_exit,
-        running_s=sum(max(0.0, each.ends_s - each.begins_s) for each in begun),
     )
 
 

@@ -76,10 +76,8 @@ class LoggedValues:
             return thinned(name, steps.step[is_known], values[is_known], most)
 
         points = {name: (np.array(at), np.array(self._values[name])) for name, at in self._at.items()}
-        firsts = {name: at[np.isfinite(values)][:1] for name, (at, values) in points.items()}
+        numbered = [name for name, (_, values) in points.items() if np.isfinite(values).any()]
         is_shared = len(known(steps.slowest_s)) > 0
-        # A name has its turn with its first number.
-        numbered = sorted((name for name, at in firsts.items() if len(at)), key=lambda name: firsts[name][0])
         return Curves(
             loss=thinned("loss", steps.step, steps.loss, most) if len(known(steps.loss)) else None,
             logged=[thinned(name, *points[name], most) for name in numbered[:MOST_NAMES]],

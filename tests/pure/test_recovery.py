@@ -73,9 +73,9 @@ RAISED = logged("worker_failed", 106.95, rank=0, message="ValueError: no\nmore",
         ("failure", [exited(106.9, 1, 0, code=3)], "ab", "ab", "rank 0 failed (exit code 3)"),
         ("failure", [HUNG, KILLED[3]], "ab", "ab", "after 0.86 s: rank 1 hung"),
         ("failure", [exited(106.9, 1, 0, code=70, victim=True)], "ab", "ab", "after 0.36 s: failure"),
-        ("node lost", [], "ab", "a", "node b lost"),
-        ("node left", [], "abc", "a", "nodes b, c left"),
-        ("node joined", [], "a", "ab", "node b joined"),
+        ("node lost", [], "ab", "a", "node lost: b"),
+        ("node left", [], "abc", "a", "node left: b, c"),
+        ("node joined", [], "a", "ab", "node joined: b"),
     ],
 )
 def test_the_line_says_why(cause, signs, before, after, said):
