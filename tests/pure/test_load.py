@@ -159,7 +159,7 @@ def test_a_buffer_comes_back_with_the_strides_of_training():
     assert other.mean.stride() == (1, 2) and torch.equal(other.mean, net.mean)
     other.whole = torch.zeros(4, 3)
     other.mean = other.whole[:2]
-    with pytest.raises(StateDoesNotFit, match=r"net\.mean: saved .* strides \(1, 2\); now .* row-major"):
+    with pytest.raises(StateDoesNotFit, match=r"net\.mean: saved .* strides \(1, 2\).*; now .* row-major"):
         State(net=other).load(saved(State(net=net)))
 
 
@@ -185,12 +185,12 @@ def looking(slow=copies, load=list):
         ({"load": lambda slow: {}["fast_state"]}, "look does not take it: 'fast_state'"),
         (
             {"load": lambda slow: [each.half().float() for each in slow]},
-            r"look\.slow\.0: saved some numbers; now others",
+            r"the tensor look\.slow\.0: saved",
         ),
         # The weights of the model itself, until a load copies them.
         (
             {"slow": list, "load": lambda slow: [nn.Parameter(each.clone()) for each in slow]},
-            r"(look|net)\..*: saved memory of look\.slow\.\d",
+            r"(look|net)\..*: saved .*memory of look\.slow\.\d",
         ),
     ],
     ids=["refuses", "rounds", "torn"],

@@ -14,7 +14,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
-from elastic.proof.evidence import Evidence
+from elastic.proof.evidence import Evidence, differences
 from elastic.reduce.bucket import ONE_REFERENCE, references
 from elastic.snapshot import image
 from elastic.snapshot.image import dense_strides
@@ -42,6 +41,7 @@ from elastic.train.state.flat import (
     with_properties,
 )
 
+SHOWN_DIGITS = 32  # of a tensor's checksum
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
 
@@ -198,60 +198,42 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return image.ties(dict(sorted(tensors.items())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+def contents(flat: FlatState, checksum: Evidence, objects: Mapping[str, Any]) -> Evidence:
     """What a load must give back, in a form that stays true when the tensors themselves change: a
     load of what was built writes into the very tensors that it loads from.
-
-    forms: of tensors, in words. ties: of those whose sharing of memory counts.
     """
-
-    document: Any
-    checksums: Mapping[str, str]
-    forms: Mapping[str, str]
-    ties: Mapping[str, str]
-
-
-def contents(flat: FlatState, checksum: Evidence, objects: Mapping[str, Any]) -> Contents:
     # Schedules have an optimizer's learning rate, if it is a tensor, under several names until a
     # load makes copies.
     shares = {name for name, each in objects.items() if not isinstance(each, PLACES_TENSORS)}
-    return Contents(
-        document=flat.document,
-        checksums=checksum.entries,
-        forms={
-            name: f"{each.dtype} {list(each.shape)}, strides {_strides(each) or 'row-major'}"
-            for name, each in flat.tensors.items()
-        },
-        ties=ties({name: each for name, each in flat.tensors.items() if name.split(".")[0] in shares}),
-    )
+    tied = ties({name: each for name, each in flat.tensors.items() if name.split(".")[0] in shares})
+    try:
+        entries = dict(each for name, value in flat.document.items() for each in _leaves(name, value))
+    except LOAD_ERRORS as error:
+        raise CheckpointDamaged(f"the saved state makes no sense: {error}") from error
+    for name, each in flat.tensors.items():
+        numbers, form = checksum.entries[name][:SHOWN_DIGITS], f"{each.dtype} {list(each.shape)}"
+        strides, memory = _strides(each) or "row-major", tied.get(name, "its own")
+        entries[f"the tensor {name}"] = f"{numbers} {form}, strides {strides}, memory of {memory}"
+    return Evidence(entries)
 
 
-def difference(saved: Contents, found: Contents) -> str:
+def difference(saved: Evidence, found: Evidence) -> str:
     """The first entry that differs, as a phrase that says how; "" where none does."""
-    for name, value in saved.document.items():
-        values = f"{name} (values)"  # whose checksums tell 0.0 from -0.0, and True from 1
-        if saved.checksums[values] != found.checksums[values]:
-            return _first_difference(name, value, found.document[name])
-    for name in sorted(saved.forms.keys() | found.forms.keys()):
-        before, now = (each.forms.get(name, "no tensor") for each in (saved, found))
-        if before == now and saved.checksums[name] != found.checksums[name]:
-            before, now = "some numbers", "others"
-        if before == now and saved.ties.get(name) != found.ties.get(name):
-            before, now = (f"memory of {each.ties.get(name, 'its own')}" for each in (saved, found))
-        if before != now:
-            return f"{name}: saved {before}; now {now}"
+    for name in differences(saved, found)[:1]:
+        before, now = (each.entries.get(name, "nothing") for each in (saved, found))
+        return f"{name}: saved {before:.160}; now {now:.160}"
     return ""
 
 
-def _first_difference(path: str, one: Any, other: Any) -> str:
-    """Where two values of a document differ first."""
-    before, now = entries_of(one), entries_of(other)
-    if before is not None and now is not None:
-        names, its_names = [name for name, _ in before], [name for name, _ in now]
-        if names != its_names:
-            return f"{path}: saved with the keys {names!r:.100}; now {its_names!r:.100}"
-        for (name, each), (_, its) in zip(before, now, strict=True):
-            if json.dumps(each) != json.dumps(its):
-                return _first_difference(f"{path}.{name}", each, its)
-    return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(path, text) of each value of a document, and of each dict or list that holds more of them.
+
+    JSON tells 0.0 from -0.0, and True from 1.
+    """
+    inner = entries_of(value)
+    if inner is None or not any(isinstance(item, dict) for _, item in inner):
+        yield path, json.dumps(value)
+        return
+    yield path, f"{next(iter(value))} {[name for name, _ in inner]}"
+    for name, item in inner:
+        yield from _leaves(f"{path}.{name}", item)
