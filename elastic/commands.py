@@ -122,34 +122,39 @@ def check(words: _Words) -> int:
 
 def report(words: _Words) -> int:
     """Steps, time lost, recoveries, the digest; FILE gets them as one page with pictures."""
-    return _inspect("report", words, words.run)
+    from elastic.report import commands
+
+    with _looking():
+        return commands.report(words.run, as_json=words.json, html=words.html)
 
 
 def status(words: _Words) -> int:
     """Where a run stands now."""
-    return _inspect("status", words, words.run)
+    from elastic.report import commands
+
+    with _looking():
+        return commands.status(words.run, as_json=words.json)
 
 
 def verify(words: _Words) -> int:
     """Read all checkpoints and list the damage."""
-    return _inspect("verify", words, words.run)
+    from elastic.report import commands
+
+    with _looking():
+        return commands.verify(words.run, as_json=words.json)
 
 
 def diff(words: _Words) -> int:
     """The first step at which two runs differ; FILE gets both as one page with pictures."""
-    return _inspect("diff", words, words.run, words.other)
-
-
-def _inspect(command: str, words: _Words, *runs: str) -> int:
-    from elastic.report.commands import inspect
+    from elastic.report import commands
 
     with _looking():
-        return inspect(command, *runs, as_json=words.json, html=words.html)
+        return commands.diff(words.run, words.other, as_json=words.json, html=words.html)
 
 
 def watch(words: _Words) -> int:
     """Where a run stands, live, in a terminal."""
-    from elastic.report.watch import watch
+    from elastic.report.live import watch
 
     interrupt.raise_from_here()
     with _looking():
@@ -158,7 +163,7 @@ def watch(words: _Words) -> int:
 
 def serve(words: _Words) -> int:
     """The page of a run, live, in a browser; at 127.0.0.1:8080, unless told otherwise."""
-    from elastic.report.serve import serve
+    from elastic.report.live import serve
 
     with _looking():
         return serve(words.run, words.listen)
@@ -166,17 +171,15 @@ def serve(words: _Words) -> int:
 
 def runs(words: _Words) -> int:
     """All runs below a folder or URL [runs]."""
-    from rich.console import Console
-
     from elastic.report.runs import list_runs
-    from elastic.report.tables import runs_table
+    from elastic.report.tables import runs_table, show
 
     with _looking():
         found = list_runs(words.folder)
     if words.json:
         print(json.dumps(asdict(found), indent=2))
     else:
-        Console(highlight=False).print(runs_table(found), soft_wrap=True)
+        show(runs_table(found))
     return EXIT_COMPLETE
 
 

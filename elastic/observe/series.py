@@ -17,6 +17,7 @@ from elastic.observe.step_columns import Floats, Ints, StepBatch, StepColumns, k
 MOST_POINTS = 1500  # of one curve
 MOST_NAMES = 20  # of the recipe's values that have a curve
 _MOST_KNOWN_NAMES = 200
+_DIGITS = 6  # of a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Curves:
 
     names_left_out: how many names have no curve, since there are more than MOST_NAMES. step_s:
     seconds of each step. slowest_s, others_s: of the slowest rank, and the median of the others;
-    None where no step says them. time_s: when steps ended, seconds since 1970.
+    None where no step says them.
     """
 
     loss: Series | None
@@ -50,7 +51,6 @@ class Curves:
     step_s: Series
     slowest_s: Series | None
     others_s: Series | None
-    time_s: Series
 
 
 class LoggedValues:
@@ -85,7 +85,6 @@ class LoggedValues:
             step_s=without_gaps("step time", steps.seconds),
             slowest_s=without_gaps("slowest rank", steps.slowest_s) if is_shared else None,
             others_s=without_gaps("median of the others", steps.others_s) if is_shared else None,
-            time_s=without_gaps("clock", steps.time),
         )
 
 
@@ -105,7 +104,9 @@ def thinned(name: str, at: Ints, values: Floats, most: int) -> Series:
     return Series(
         name=name,
         at=at[places].tolist(),
-        values=[None if math.isnan(value) else value for value in values[places].tolist()],
+        values=[
+            None if math.isnan(value) else float(f"{value:.{_DIGITS}g}") for value in values[places].tolist()
+        ],
         bucket=bucket,
         gaps=len(gaps),
         first_gap=int(gaps[0]) if len(gaps) else None,

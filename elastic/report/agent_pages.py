@@ -1,92 +1,83 @@
 """What one agent serves at `--http`: /metrics, /healthz and /readyz.
 
 /healthz is well as long as the agent's loop turns, and while the agent starts and ends. /readyz is
-well while this node is in a generation. The run's series appear once its files were read to their
-end, since counters that rise while an old run is read would look like news. They vanish where the
-files cannot be read: no value is better than a stale one.
+well while this node is in a generation. Each scrape reads on in the run's files, in a thread of its
+own: the run's series are there once those were read to their end, since counters that rise while an
+old run is read would look like news. They are missing where the files cannot be read: no value is
+better than a stale one.
 """
 
+import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from elastic.agent.parts import AgentParts
 from elastic.config.options import ListenAddress
-from elastic.observe.run_view import RunView
-from elastic.observe.step_columns import StepBatch
-from elastic.report.follower import Follower
-from elastic.report.http_server import Answer, HttpServer, Page, listen
-from elastic.report.prometheus import RunSeries
-from elastic.system.clock import Clock
+from elastic.observe.run_view import view_of
+from elastic.report.http_server import Answer, HttpServer
+from elastic.report.monitors import RankZeroReader
+from elastic.report.prometheus import Figure, RunSeries, family
 
-_STOP_S = 2.0
-_FRESH_S = 60.0
+_WAIT_S = 5.0
 _VERSION = {"version": version("elastic-train")}
+disable_created_metrics()  # type: ignore[no-untyped-call] # when a counter was made says when this process began, and no more
 
 
 class AgentPages(Collector):
-    """It is the renderer of its own follower, in turn with others of another rank 0."""
+    _labels: dict[str, str]
+    _run: RankZeroReader
+    _series: RunSeries
 
-    def __init__(self, address: ListenAddress, clock: Clock) -> None:
+    def __init__(self, address: ListenAddress) -> None:
         """Listens from now on. Raises UsageError."""
-        self._clock = clock
         self._parts: AgentParts | None = None
-        self._labels: dict[str, str] = {}
-        self._series: RunSeries | None = None
-        self._of_run: list[Metric] = []
-        self._follower = Follower("run-series", self._open, problem="the run's series are not served")
+        self._reading = threading.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        pages: dict[str, Page] = {
-            "/metrics": self._metrics,
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
-        }
-        self._server = HttpServer(listen(address), pages)
-        self._server.start()
+        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        self._server = HttpServer(address, pages)
 
     @property
     def address(self) -> ListenAddress:
         return self._server.address
 
     def start(self, parts: AgentParts) -> None:
-        self._labels = {"run": parts.settings.uid, "node": parts.settings.node}
+        settings = parts.settings
+        self._labels = {"run": settings.uid, "node": settings.node}
+        about = {"recipe": Path(settings.options.recipe).name, "run_id": settings.run_id} | _VERSION
+        self._run, self._series = RankZeroReader(parts), RunSeries(self._labels, about)
         self._parts = parts
-        self._follower.start(parts)
 
     def stop(self) -> None:
-        self._follower.stop(_STOP_S)
         self._server.stop()
-
-    def add(self, steps: StepBatch) -> None:
-        """The view counts them."""
-
-    def show(self, view: RunView) -> None:
-        assert self._series is not None
-        self._of_run = self._series.families(view)
-
-    def close(self) -> None:
-        self._of_run = []
-
-    def _open(self, parts: AgentParts) -> "AgentPages":
-        settings = parts.settings
-        about = {"recipe": Path(settings.options.recipe).name, "run_id": settings.run_id} | _VERSION
-        self._series = RunSeries(self._labels, about)
-        return self
 
     def collect(self) -> Iterable[Metric]:
         if self._parts is not None:
-            yield from _agent_families(self._parts, self._labels)
-            # A disk that does not answer holds up the follower, and no scrape.
-            if self._clock.monotonic() - self._follower.looked_s < _FRESH_S:
-                yield from self._of_run
+            yield from (family(self._labels, each) for each in agent_figures(self._parts))
+            # A disk that does not answer holds up one scrape, and the others not for long.
+            if self._reading.acquire(timeout=_WAIT_S):
+                try:
+                    yield from self._of_run(self._parts)
+                finally:
+                    self._reading.release()
+
+    def _of_run(self, parts: AgentParts) -> Iterable[Metric]:
+        try:
+            if (reader := self._run.opened()) is None:
+                return []
+            return self._series.families(view_of(reader.read(), {parts.settings.node: 0.0}))
+        # What no one has thought of, in files that other nodes write, must not hide the agent.
+        except Exception as error:
+            self._run.failed("the run's series are not served", error)
+            return []
 
     def _metrics(self, accept: str) -> Answer:
         encode, content_type = choose_encoder(accept)
@@ -108,25 +99,16 @@ class AgentPages(Collector):
         return Answer(body=f"ok: generation {generation}\n".encode())
 
 
-def _agent_families(parts: AgentParts, labels: dict[str, str]) -> Iterable[Metric]:
+def agent_figures(parts: AgentParts) -> Iterable[Figure]:
     """The numbers of this node alone."""
-    names, values = [*labels], [*labels.values()]
-    health = parts.health
-    info = InfoMetricFamily("elastic_agent", "The agent of a node.", labels=names)
-    info.add_metric(values, _VERSION)
-    yield info
-    for name, text, value in (
-        ("in_generation", "Whether the node is in a generation.", health.generation is not None),
-        ("generation", "The generation that the node is in; 0 for none.", health.generation or 0),
-        (
-            "has_rank_zero",
-            "Whether the node has the run's rank 0, and exports the run's series.",
-            parts.group.is_first,
-        ),
-        ("workers", "Workers that the node has in a generation.", parts.settings.nproc),
-        ("step", "The newest step that a worker of the node finished in this generation.", parts.step),
-        ("loop_age_seconds", "Time since the agent's loop turned last.", health.still_s),
-    ):
-        family = GaugeMetricFamily(f"elastic_agent_{name}", text, labels=names)
-        family.add_metric(values, float(value))
-        yield family
+    gauge, health = GaugeMetricFamily, parts.health
+    is_in, number = health.generation is not None, health.generation or 0
+    yield InfoMetricFamily, "agent", "The agent of a node.", _VERSION
+    yield gauge, "agent_in_generation", "Whether the node is in a generation.", float(is_in)
+    yield gauge, "agent_generation", "The generation that the node is in; 0 for none.", number
+    text = "Whether the node has the run's rank 0, and exports the run's series."
+    yield gauge, "agent_has_rank_zero", text, float(parts.group.is_first)
+    yield gauge, "agent_workers", "Workers that the node has in a generation.", parts.settings.nproc
+    text = "The newest step that a worker of the node finished in this generation."
+    yield gauge, "agent_step", text, parts.step
+    yield gauge, "agent_loop_age_seconds", "Time since the agent's loop turned last.", health.still_s

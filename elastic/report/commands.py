@@ -1,90 +1,90 @@
 """A command that only reads a run prints all that it found, as tables or as one JSON object,
-or writes it as one page.
+or writes it as one page. It returns the exit code, and raises OSError, UsageError and StoreFailed.
 
 The runs stay as they are. Nothing here imports torch, which would take longer than most commands.
 """
 
 import json
-from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
 
-from elastic.checkpoint.catalog import Damage, list_commits, verify
+from elastic.checkpoint import catalog
+from elastic.checkpoint.catalog import Damage
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe.reader import RunReader
 from elastic.report import tables
 from elastic.report.diff import ComparedRun, Difference, StepChains, compare
-from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at, readable, unreadable
+from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at, readable
 from elastic.report.figures import report_json, status_json
 from elastic.report.html_page import write_page
 from elastic.report.page import page_of, page_of_two
-from elastic.report.views import begun_with, view_now
-from elastic.storage.remote import Objects, check_url, open_store
+from elastic.report.views import identity_of, view_now
+from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, SystemClock
 
-# What `--json` prints; the text without it; and whether the runs are as they should be.
-_Answer = tuple[Any, RenderableType, bool]
 
-
-def inspect(command: str, *urls: str, as_json: bool, html: str | None = None) -> int:
-    """Do what a command line asks for that only reads runs, and return the exit code.
-
-    html: the file that gets the page of `report` or `diff`.
-    """
-    runs = [RunDir.parse(text) for text in urls]
+@contextmanager
+def _there(*urls: str) -> Iterator[list[RunDir]]:
     with ExitStack() as stack:
-        try:
-            if command != "verify":  # it reads checkpoints where they are
-                for run in runs:
-                    check_url(run.url)
-                runs = [stack.enter_context(readable(run)) for run in runs]
-            if html is not None:
-                return _draw(html, runs)
-            found, shown, is_good = _COMMANDS[command](*runs)
-        except OSError as error:
-            raise unreadable(error) from error
-        if as_json:
-            print(json.dumps(found, indent=2, default=asdict))
+        yield [stack.enter_context(readable(RunDir.parse(url))) for url in urls]
+
+
+def _print(found: Any, shown: RenderableType, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2, default=asdict))
+    else:
+        tables.show(shown)
+
+
+def report(url: str, *, as_json: bool, html: str | None) -> int:
+    """html: the file that gets the page; so with `diff`."""
+    with _there(url) as (run,):
+        view = view_now(run, curves=html is not None)
+    if html is not None:
+        print(write_page(page_of(run.url, view), html))
+    else:
+        _print(report_json(view), tables.report_tables(run.url, view), as_json=as_json)
+    return EXIT_COMPLETE
+
+
+def status(url: str, *, as_json: bool) -> int:
+    with _there(url) as (run,):
+        view = view_now(run, newest=True)
+    _print(status_json(view), tables.status_tables(run.url, view), as_json=as_json)
+    return EXIT_COMPLETE
+
+
+def diff(a: str, b: str, *, as_json: bool, html: str | None) -> int:
+    with _there(a, b) as runs:
+        found = compare_runs(*runs)
+        if html is not None:
+            pages = [page_of(run.url, view_now(run, curves=True)) for run in runs]
+            print(f"{found.reason}\n{write_page(page_of_two(found, *pages), html)}")
         else:
-            tables.show(shown)
-    return EXIT_COMPLETE if is_good else EXIT_FAILED
-
-
-def _draw(html: str, runs: list[RunDir]) -> int:
-    """The page of one run, or of two; two that differ give the exit code of `diff`."""
-    pages = [page_of(run.url, view_now(run, curves=True)) for run in runs]
-    if len(pages) == 1:
-        print(write_page(pages[0], html))
-        return EXIT_COMPLETE
-    found = compare_runs(*runs)
-    print(f"{found.reason}\n{write_page(page_of_two(found, *pages), html)}")
+            _print(found, tables.cell(found.text()), as_json=as_json)
     return EXIT_COMPLETE if found.same else EXIT_FAILED
 
 
-def _report(run: RunDir) -> _Answer:
-    view = view_now(run)
-    return report_json(view), tables.report_tables(run.url, view), True
-
-
-def _status(run: RunDir) -> _Answer:
-    view = view_now(run, newest=True)
-    return status_json(view), tables.status_tables(run.url, view), True
-
-
-def _diff(a: RunDir, b: RunDir) -> _Answer:
-    found = compare_runs(a, b)
-    return found, tables.cell(found.text()), found.same
+def verify(url: str, *, as_json: bool) -> int:
+    found = verify_run(RunDir.parse(url), SystemClock())
+    _print(found, tables.cell(found.text(url)), as_json=as_json)
+    return EXIT_FAILED if found.damage else EXIT_COMPLETE
 
 
 def compare_runs(a: RunDir, b: RunDir) -> Difference:
     """Each line is read once, and none is kept. Raises OSError."""
-    return compare(*_compared(a), *_compared(b), (begun_with(a), begun_with(b)))
+    found = compare(*_compared(a), *_compared(b))
+    with suppress(UsageError, OSError):  # it explains a difference, and makes none
+        begun = [each for each in map(identity_of, (a, b)) if each is not None]
+        return replace(found, settings=identity.differences(*begun)) if len(begun) == 2 else found
+    return found
 
 
 def _compared(run: RunDir) -> tuple[ComparedRun, StepChains]:
@@ -113,7 +113,9 @@ class Verification:
                 [f"{name}: damaged", *(f"  step {each.step}: {each.reason}" for each in self.damage)]
             )
         if not self.committed:
-            return f"{name}: no checkpoint was committed yet"
+            return (
+                f"{name}: no checkpoint was committed (a script that does not import elastic keeps its own)"
+            )
         steps = ", ".join(map(str, self.committed))
         return f"{name}: no damage; every checkpoint is as it was committed (steps {steps})"
 
@@ -125,7 +127,7 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
     """
     check_exists(run)
     store = open_store(run.checkpoints_url)
-    records, _ = list_commits(store, clock)
+    records, _ = catalog.list_commits(store, clock)
     data = read_small(open_store(run.url), identity.NAME, clock)
     if run.is_remote and not records and data is None:
         objects = Objects(run.url, limit_s=CALL_LIMIT_S)
@@ -133,18 +135,5 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
             raise nothing_at(objects)
     run_id = "" if data is None else identity.parse(data).run_id
     return Verification(
-        committed=sorted({record.step for record in records}), damage=verify(store, clock, run_id)
+        committed=sorted({record.step for record in records}), damage=catalog.verify(store, clock, run_id)
     )
-
-
-def _verify(run: RunDir) -> _Answer:
-    found = verify_run(run, SystemClock())
-    return found, tables.cell(found.text(run.url)), not found.damage
-
-
-_COMMANDS: dict[str, Callable[..., _Answer]] = {
-    "report": _report,
-    "status": _status,
-    "verify": _verify,
-    "diff": _diff,
-}

@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass, field
 
 from elastic import events as kinds
-from elastic.config import identity
-from elastic.config.identity import Identity, SettingDifference
+from elastic.config.identity import SettingDifference
 from elastic.observe.logged_event import Events, last
 from elastic.observe.step_columns import StepBatch
 from elastic.observe.step_line import CHAIN_DIGITS
+from elastic.report.figures import count
 
 _CHAIN = re.compile(rf"[0-9a-f]{{{CHAIN_DIGITS}}}", re.ASCII)
 
@@ -87,32 +87,20 @@ class Difference:
         return [f"{each.setting}: {each.a} in A, {each.b} in B" for each in self.settings]
 
 
-def compare(
-    a: ComparedRun,
-    chains_a: StepChains,
-    b: ComparedRun,
-    chains_b: StepChains,
-    of: tuple[Identity | None, Identity | None] = (None, None),
-) -> Difference:
+def compare(a: ComparedRun, chains_a: StepChains, b: ComparedRun, chains_b: StepChains) -> Difference:
     """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
-    Runs without a common step are not the same, since nothing was compared. of: what the two were
-    begun with.
+    Runs without a common step are not the same, since nothing was compared.
     """
     in_a, in_b = chains_a.by_step, chains_b.by_step
     common = in_a.keys() & in_b.keys()
     step = min((step for step in common if in_a[step] != in_b[step]), default=None)
     same, reason = _judged(step, len(common), a, b)
-    with_a, with_b = of
-    return Difference(
-        same=same,
-        reason="; ".join([reason, *_not_compared(a, b)]),
-        first_difference=step,
-        common_steps=len(common),
-        a=a,
-        b=b,
-        settings=[] if with_a is None or with_b is None else identity.differences(with_a, with_b),
-    )
+    for name, run in (("A", a), ("B", b)):
+        if run.unreadable_lines:
+            lines = count(run.unreadable_lines, "line", "lines")
+            reason += f"; {lines} in the metrics of {name} cannot be read: not compared"
+    return Difference(same=same, reason=reason, first_difference=step, common_steps=len(common), a=a, b=b)
 
 
 def _judged(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun) -> tuple[bool, str]:
@@ -120,7 +108,8 @@ def _judged(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun)
     if step is not None:
         return False, f"the first step at which the runs differ is {step}"
     if common_steps == 0:
-        return False, "the runs have no step in common; nothing was compared"
+        none = "the runs have no step in common (a script that does not import elastic records none)"
+        return False, f"{none}; nothing was compared"
     for name, run, other in (("A", a, b), ("B", b, a)):
         if run.finished and run.steps < other.steps:
             ends = f"{name} ends at step {run.steps}, and the other goes on to step {other.steps}"
@@ -133,12 +122,3 @@ def _judged(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun)
         return False, f"all steps agree, but the final digests differ: {found}"
     of = f"{common_steps} of {a.steps}" if common_steps < a.steps else f"all {common_steps}"
     return True, f"the same at {of} steps, and the same final digest"
-
-
-def _not_compared(a: ComparedRun, b: ComparedRun) -> list[str]:
-    counts = [(name, run.unreadable_lines) for name, run in (("A", a), ("B", b)) if run.unreadable_lines]
-    return [
-        f"{count} line{'' if count == 1 else 's'} in the metrics of {name} cannot be read, and"
-        f" {'was' if count == 1 else 'were'} not compared"
-        for name, count in counts
-    ]

@@ -39,11 +39,6 @@ def nothing_at(objects: Objects) -> UsageError:
     )
 
 
-def unreadable(error: OSError) -> UsageError:
-    """For files of a run that are there, and cannot be read."""
-    return UsageError(f"expected files of a run that can be read, found: {error}; try again")
-
-
 @contextmanager
 def readable(run: RunDir) -> Iterator[RunDir]:
     """The run as a folder: itself, or a copy that exists as long as the context.

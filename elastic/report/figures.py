@@ -1,13 +1,13 @@
 """Every figure of a run's view that is shown by name: once as JSON, and once in words.
 
 A new figure is a line in `report_json` or `status_json`, which scripts rely on, and a line in
-`_of_steps`, from which report, status, watch and page take what they show. Texts of a run are
+`facts`, which report, status, watch and page show. Texts of a run are
 foreign here; they are escaped where they are shown. Numbers, durations and foreign texts have their
 words here too; none is longer than its limit.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -77,110 +77,104 @@ def status_json(view: RunView) -> dict[str, Any]:
     }
 
 
-def facts(view: RunView, where: str) -> dict[str, str]:
-    """What is shown beside the tables, by label. where: report, status or watch."""
+def facts(view: RunView, *, brief: bool = False) -> dict[str, str]:
+    """What is shown beside the tables, by label. brief: what is known without reading all steps."""
     found: dict[str, str] = {}
-    for places, label, text in chain(_of_run(view), () if view.plain else _of_steps(view)):
-        if where in places:
-            found[label] = f"{found[label]}\n{text}" if label in found else text
+    of_steps = () if view.plain else _of_steps(view, brief=brief)
+    for label, text in chain(_of_run(view), of_steps):
+        found[label] = f"{found[label]}\n{text}" if label in found else text
     return found
 
 
-# Where it is shown, its label, and what it says; a label that comes again has several lines.
-_Facts = Iterator[tuple[tuple[str, ...], str, str]]
-_ALL = ("report", "status", "watch")
-_REPORT, _LIVE, _LONG = ("report",), ("status", "watch"), ("report", "watch")
+# A label, and what it says; a label that comes again has several lines.
+_Facts = Iterator[tuple[str, str]]
 
 
 def _of_run(view: RunView) -> _Facts:
-    yield ("report", "status"), "state", ended(view.state, view.stopped)
-    yield _LIVE, "generation", f"{view.generation}, {count(view.world_size, 'worker', 'workers')}"
+    yield "state", ended(view.state, view.stopped)
+    yield "generation", f"{view.generation}, {count(view.world_size, 'worker', 'workers')} now"
     if view.failed:
-        yield _ALL, "failed", f"exit code {view.failed.exit_code}: {view.failed.reason}"
+        yield "failed", f"exit code {view.failed.exit_code}: {view.failed.reason}"
     if view.plain:
         restarts = view.plain.restarts
         causes = ", ".join(f"{number} {cause}" for cause, number in restarts.items())
-        yield _ALL, "script", "does not import elastic: its steps and states are its own"
-        yield _ALL, "restarts", f"{sum(restarts.values())}{f' ({causes})' if causes else ''}"
-        yield _ALL, "last exit", view.plain.last_exit or "-"
-        yield _ALL, "time", f"{view.plain.running_s:.1f} s in its generations"
+        yield "script", "does not import elastic: its steps and states are its own"
+        yield "restarts", f"{sum(restarts.values())}{f' ({causes})' if causes else ''}"
+        yield "last exit", view.plain.last_exit or "-"
+        yield "time", f"{view.plain.running_s:.1f} s in its generations"
 
 
-def _of_steps(view: RunView) -> _Facts:
-    saved, spent, chosen = view.checkpoints, view.time, view.snapshots
-    goodput = spent.goodput if spent else None
-    lost = sorted(spent.badput_s.items(), key=lambda part: -part[1]) if spent else []
-    yield _ALL, "step", f"{view.step} of {view.length or 'an unknown number'}"
-    yield _REPORT, "epochs", f"{view.epochs} complete"
-    yield ("watch",), "loss", loss_words(view.newest.loss if view.newest else None)
+def _of_steps(view: RunView, *, brief: bool) -> _Facts:
+    left = ""
+    if view.recent_step_s is not None and view.length is not None and view.world_size:
+        left = f", about {duration((view.length - view.step) * view.recent_step_s)} left"
+    yield "step", f"{view.step} of {view.length or 'an unknown number'}{left}"
+    yield "loss", loss_words(view.newest.loss if view.newest else None)
+    saved = view.checkpoints
     if saved.newest:
         ago = duration(max(0.0, view.now_s - saved.newest.time))
-        yield _LIVE, "last checkpoint", f"step {saved.newest.event.step}, {ago} ago"
+        yield "last checkpoint", f"step {saved.newest.event.step}, {ago} ago"
     else:
-        yield _LIVE, "last checkpoint", "none"
-    yield _REPORT, "lost steps", str(view.lost_steps)
-    yield _LONG, "goodput", "unknown" if goodput is None else f"{goodput:.1%}"
-    yield _LONG, "lost to", ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in lost) or "nothing"
-    median_s, p99_s = map(_seconds, (view.step_time_s["median"], view.step_time_s["p99"]))
-    yield _LONG, "step time", f"median {median_s}, p99 {p99_s}"
+        yield "last checkpoint", "none"
+    if view.unreadable_lines:
+        lines = count(view.unreadable_lines, "line", "lines")
+        yield "metrics", f"{lines} cannot be read; those steps are in no figure"
+    if not brief:
+        yield from _of_all_steps(view)
+        yield from _doubts(view)
+
+
+def _of_all_steps(view: RunView) -> _Facts:
+    spent, chosen = view.time, view.snapshots
+    goodput = spent.goodput if spent else None
+    lost = sorted(spent.badput_s.items(), key=lambda part: -part[1]) if spent else []
+    yield "goodput", "unknown" if goodput is None else f"{goodput:.1%}"
+    yield "lost to", ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in lost) or "nothing"
+    median_s, p99_s = view.step_time_s["median"], view.step_time_s["p99"]
+    yield "step time", "-" if median_s is None else f"median {median_s:.3f} s, p99 {p99_s:.3f} s"
     for slow in view.slow_ranks:
         of = f"rank {slow.rank} on {slow.node or 'an unknown node'}"
-        yield _LONG, "slow", f"{of}: the others waited for it for {slow.share:.1%} of the time of the steps"
-    if view.shards_by_rank:
-        yield _LONG, "shards", shards_text(view.shards_by_rank)
-    yield _REPORT, "checkpoints", f"{saved.committed} committed, {saved.failed} failed"
-    yield _REPORT, "audits", f"{view.audits['done']} done, {view.audits['failed']} failed"
-    yield _LONG, "rehearsals", _compared(view.rehearsals)
-    yield _LONG, "overlaps", _compared(view.overlaps)
+        yield "slow", f"{of}: the others waited for it for {slow.share:.1%} of the time of the steps"
+    if view.shards_by_rank:  # the fewest first: a thousand ranks fit into a line
+        ranks = sorted(Counter(view.shards_by_rank).items())
+        yield "shards", "; ".join(f"{shards} on {count(of, 'rank', 'ranks')}" for shards, of in ranks)
+    yield "epochs", f"{view.epochs} complete"
+    yield "lost steps", str(view.lost_steps)
+    yield "checkpoints", f"{view.checkpoints.committed} committed, {view.checkpoints.failed} failed"
+    yield "audits", f"{view.audits['done']} done, {view.audits['failed']} failed"
+    yield "rehearsals", _compared(view.rehearsals)
+    yield "overlaps", _compared(view.overlaps)
     if chosen:
         cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
         cost = f"one costs {cost_ms:.1f} ms, and a step takes {step_ms:.0f} ms"
-        yield _REPORT, "snapshots", f"interval {chosen.every}; {cost}"
-    yield _REPORT, "final digest", view.end.digest or "-" if view.end else "-"
+        yield "snapshots", f"interval {chosen.every}; {cost}"
+    yield "final digest", view.end.digest or "-" if view.end else "-"
     for state in view.lineage:
-        yield _REPORT, "begins from", f"step {state.step} of run {state.run_id} (digest {state.digest[:16]})"
-    yield from _doubts(view)
+        yield "begins from", f"step {state.step} of run {state.run_id} (digest {state.digest[:16]})"
 
 
 def _doubts(view: RunView) -> _Facts:
     if view.not_restored:  # --json has their values
-        yield _REPORT, "not restored", ", ".join(roots(view.not_restored))
+        yield "not restored", ", ".join(roots(view.not_restored))
     for differed in view.accepted:
         entry = next(iter(differed.entries), "its result")
         how = f"was done again and differed, first in {entry}; --accept took what came then"
-        yield _REPORT, "accepted", f"step {differed.step} {how}"
+        yield "accepted", f"step {differed.step} {how}"
     for again in view.replays:
         then, now = (loss_words(each, _REPLAY_DIGITS) for each in (again.loss_before, again.loss_now))
         losses = f"loss {then} then, {now} when it was done again"
         went = f"the run went on, since {again.excuse}" if again.excuse else "the run ended there"
-        yield (
-            _REPORT,
-            "done again",
-            f"step {again.step}, from the state of step {again.restored}: {losses}; {went}",
-        )
+        yield "done again", f"step {again.step}, from the state of step {again.restored}: {losses}; {went}"
     for edit in view.edits:
-        yield _REPORT, "edited", f"after step {edit.step}: another text of the recipe"
+        yield "edited", f"after step {edit.step}: another text of the recipe"
     if view.logged_by_rank:
-        yield _REPORT, "logged, of rank 0 alone", ", ".join(view.logged_by_rank)
-    if view.unreadable_lines:
-        lines = count(view.unreadable_lines, "line", "lines")
-        yield _ALL, "metrics", f"{lines} cannot be read; those steps are in no figure"
+        yield "logged, of rank 0 alone", ", ".join(view.logged_by_rank)
 
 
 def ended(how: str, stopped: Stopped | None) -> str:
     if stopped is None:
         return how
     return f"{how}, stopped by the recipe after step {stopped.step} of {stopped.steps} ({stopped.reason})"
-
-
-def shards_text(shards: Sequence[int]) -> str:
-    """How many ranks have how many, the fewest first: a thousand ranks fit into a line."""
-    ranks = Counter(shards)
-    return "; ".join(f"{number} on {count(ranks[number], 'rank', 'ranks')}" for number in sorted(ranks))
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f} s"
 
 
 def _compared(steps: ComparedSteps) -> str:
@@ -191,12 +185,6 @@ def short(text: str, most: int = MOST_LETTERS) -> str:
     """The text without what commands a terminal or reorders letters, cut at the end."""
     shown = printable(text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"
-
-
-def shortened_at_front(text: str, most: int) -> str:
-    """As `short`, of a text whose end says the most, such as a traceback."""
-    shown = printable(text[-most - 1 :])
-    return shown if len(shown) <= most else "…" + shown[1 - most :]
 
 
 def count(number: int, one: str, several: str) -> str:

@@ -13,6 +13,7 @@ import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from elastic.errors import UsageError
@@ -23,7 +24,6 @@ _SCRIPTS = ("uplot/uPlot.iife.min.js", "format.js", "timeline.js", "charts.js", 
 # What a browser may not take for markup within a script element, what ends a line of a script, and
 # half characters, which UTF-8 cannot write.
 _ESCAPED = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-_BEGIN = b'<!doctype html>\n<html lang="en" data-mode="'  # of each page
 
 
 def json_text(value: Any) -> str:
@@ -47,35 +47,22 @@ def html_page(shown: dict[str, Any], *, polls: bool = False) -> str:
         "mode": "live" if polls else "file",
     }
     # In one pass: inserted text is not looked at again.
-    head, *rest = _static("page.html").split("{{")
-    pieces = [head]
-    for each in rest:
-        key, _, text = each.partition("}}")
-        pieces += [parts[key], text]
-    return "".join(pieces)
+    return Template(_static("page.html")).substitute(parts)
 
 
-def write_page(shown: dict[str, Any], text: str) -> str:
-    """Write the page to the file that `text` names, and say so.
-
-    Raises UsageError, also for a file with another content: a recipe would be lost.
-    """
-    path, data, begin = Path(text), html_page(shown).encode(), b""
+def write_page(shown: dict[str, Any], name: str) -> str:
+    """Write the page to this file, and say so. Raises UsageError."""
+    if not name.endswith((".html", ".htm")):  # a recipe would be lost
+        raise UsageError(f"expected a FILE behind --html that ends in .html, found {name}; give another name")
+    data = html_page(shown).encode()
     try:
-        if path.is_file():
-            with path.open("rb") as file:
-                begin = file.read(len(_BEGIN))
-        if begin in (b"", _BEGIN):
-            path.write_bytes(data)
-            return f"{printable(text)}: {len(data) / 1000:.0f} kB; open it in a browser"
+        Path(name).write_bytes(data)
     except (OSError, ValueError) as error:
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(
-            f"expected a file behind --html that can be written, found: {found} ({path}); give another one"
+            f"expected a file behind --html that can be written, found: {found} ({name}); give another one"
         ) from error
-    raise UsageError(
-        f"expected a new file behind --html, or a page of before, found that {path} holds something else; take another name"
-    )
+    return f"{printable(name)}: {len(data) / 1000:.0f} kB; open it in a browser"
 
 
 @cache

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from elastic.config.options import ListenAddress
@@ -48,20 +49,6 @@ class Answer:
 Page = Callable[[str], Answer]
 
 
-def listen(address: ListenAddress) -> socket.socket:
-    """A socket that listens there, and nowhere else. Raises UsageError."""
-    try:
-        family, _, _, _, where = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(where, family=family, backlog=MOST_THREADS)
-    except (OSError, UnicodeError) as error:  # the second for a name that no host can have
-        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UsageError(
-            f"expected to listen on {address}, found: {found}; give another address or port (0: any free one)"
-        ) from error
-
-
 def is_own_name(text: str | None, name: str) -> bool:
     """Whether a Host header names this server: by an address, as localhost, by the name that it
     listens on, or by the machine's name.
@@ -76,31 +63,36 @@ def is_own_name(text: str | None, name: str) -> bool:
 
 
 class HttpServer(ThreadingHTTPServer):
-    def __init__(
-        self, listening: socket.socket, pages: Mapping[str, Page], *, name: str | None = None
-    ) -> None:
-        """pages: by path. name: the server answers those who ask it by this name, an address or the
-        machine's name, and nobody else; None for whatever name. It closes the socket when it stops.
+    request_queue_size = MOST_THREADS
+
+    def __init__(self, where: ListenAddress, pages: Mapping[str, Page], *, name: str | None = None) -> None:
+        """Listens there, and nowhere else, from now on. Raises UsageError.
+
+        pages: by path. name: the server answers those who ask it by this name, an address or the
+        machine's name, and nobody else; None for whatever name.
         """
-        host, port = listening.getsockname()[:2]
-        super().__init__((host, port), _Handler, bind_and_activate=False)
-        self.socket.close()  # made by the base class
-        self.socket = listening
-        self.address = ListenAddress(host=host, port=port)
         self.pages, self.name = pages, name
-        self._thread: threading.Thread | None = None
+        address: Any
+        try:
+            self.address_family, _, _, _, address = socket.getaddrinfo(
+                where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            super().__init__(address, _Handler)
+        except (OSError, UnicodeError) as error:  # the second for a name that no host can have
+            found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise UsageError(
+                f"expected to listen on {where}, found: {found}; give another address or port (0: any free one)"
+            ) from error
+        host, port = self.server_address[:2]
+        self.address = ListenAddress(host=str(host), port=port)
+        threading.Thread(target=self.serve_forever, args=[_LOOK_S], name="http", daemon=True).start()
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
-        self._thread.start()
-
-    def serve(self) -> None:
-        """In this thread, until `stop` or an exception."""
-        self.serve_forever(_LOOK_S)
+    def server_bind(self) -> None:
+        """Without a question to the DNS, which the base class asks."""
+        TCPServer.server_bind(self)
 
     def stop(self) -> None:
-        if self._thread is not None:
-            self.shutdown()
+        self.shutdown()
         self.server_close()
 
     def verify_request(self, _request: object, _client_address: object) -> bool:

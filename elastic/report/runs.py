@@ -1,8 +1,8 @@
 """Every run below a folder or URL is found, a line each; an unreadable one ends no listing.
 
 Within a run's folder, in folders whose name begins with a dot, and behind links no run is looked
-for. Where a folder cannot be read, the result says so: a run that is not found there is not said to
-be missing. It does not promise that a run is whole: `verify` reads its checkpoints, and this does
+for. A folder that cannot be read has a line too: a run that is not found there is not said to be
+missing. It does not promise that a run is whole: `verify` reads its checkpoints, and this does
 not.
 """
 
@@ -10,17 +10,18 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from elastic.config.identity import NAME
 from elastic.config.run_dir import PLACE, UID, RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.report.download import readable
+from elastic.report.download import CALL_LIMIT_S, readable
 from elastic.report.views import identity_of, view_now
-from elastic.storage.remote import Objects, check_url
+from elastic.storage.remote import Objects
 
-_REMOTE_LIMIT_S = 120.0
+NOT_READ = "not read"
 _BLOCK_BYTES = 512  # of st_blocks
 # Two of these make a run, which may have lost the others; other programs have one of them too.
 _OF_RUN = {NAME, UID, PLACE, "events", "checkpoints", "metrics.jsonl", "rendezvous"}
@@ -49,20 +50,11 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
-    """A folder that was not looked into."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """The fields are the keys of `runs --json`. unread: folders that were not looked into."""
+    """The fields are the keys of `runs --json`."""
 
     folder: str
     runs: list[RunLine]
-    unread: list[Unread]
 
 
 def list_runs(text: str) -> Runs:
@@ -70,49 +62,42 @@ def list_runs(text: str) -> Runs:
     where = RunDir.parse(text)
     if where.is_remote and not where.url.partition("://")[2].strip("/"):
         raise UsageError(f"expected a folder or a URL with a bucket in it, found {text}; write {text}BUCKET")
-    check_url(where.url)
+    listing: _Listing = partial(_listed, where.local)
+    if where.is_remote:
+        listing = Objects(where.url, limit_s=30.0).directly_below
     try:
-        names, unread = _find_runs(where)
+        return Runs(folder=where.url, runs=_search(where, listing))
     except OSError as error:
         raise UsageError(
             f"expected a folder with runs in it, found: {error}; write elastic-train runs FOLDER"
         ) from error
-    return Runs(folder=where.url, runs=[_line(where, name) for name in names], unread=unread)
 
 
-def _find_runs(where: RunDir) -> tuple[list[str], list[Unread]]:
-    """The names of the runs relative to where they are looked for, `.` for that itself; sorted.
+def _search(where: RunDir, listing: _Listing) -> list[RunLine]:
+    """By name, that of a run relative to where it is looked for.
 
     Raises OSError or StoreFailed where the folder or URL itself cannot be listed.
     """
-    if not where.is_remote:
-        return _search(lambda name: _listed(where.local / name))
-    objects = Objects(where.url, limit_s=30.0)
-    return _search(lambda name: objects.directly_below("" if name == "." else name))
-
-
-def _search(listing: _Listing) -> tuple[list[str], list[Unread]]:
-    names: list[str] = []
-    unread: list[Unread] = []
-    folders = ["."]
+    found: list[RunLine] = []
+    folders = [""]
     for folder in folders:  # it grows meanwhile
         try:
             entries = listing(folder)
         except (OSError, StoreFailed) as error:
-            if folder == ".":
+            if not folder:
                 raise
-            unread.append(Unread(name=folder, reason=str(error)))
+            found.append(RunLine(name=folder, state=NOT_READ, reason=str(error)))
             continue
         if len(entries.keys() & _OF_RUN) > 1:
-            names.append(folder)
+            found.append(_line(where, folder or "."))
             continue
         within = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
-        folders += [name if folder == "." else f"{folder}/{name}" for name in within]
-    return sorted(names), unread
+        folders += [f"{folder}/{name}".lstrip("/") for name in within]
+    return sorted(found, key=lambda each: each.name)
 
 
-def _listed(folder: Path) -> dict[str, bool]:
-    with os.scandir(folder) as entries:
+def _listed(where: Path, folder: str) -> dict[str, bool]:
+    with os.scandir(where / folder) as entries:
         return {each.name: each.is_dir(follow_symlinks=False) for each in entries}
 
 
@@ -136,7 +121,7 @@ def _line(where: RunDir, name: str) -> RunLine:
         )
     # What no one has thought of, in files that anybody may have written, must not hide all others.
     except Exception as error:
-        state = "not read" if isinstance(error, OSError | StoreFailed) else "damaged"
+        state = NOT_READ if isinstance(error, OSError | StoreFailed) else "damaged"
         return RunLine(name=name, state=state, reason=f"{error}" or type(error).__name__)
 
 
@@ -161,4 +146,4 @@ def _size_on_disk(folder: Path) -> int:
 
 
 def _size_of_objects(url: str) -> int:
-    return sum(each.size_bytes for each in Objects(url, limit_s=_REMOTE_LIMIT_S).listed("").values())
+    return sum(each.size_bytes for each in Objects(url, limit_s=CALL_LIMIT_S).listed("").values())

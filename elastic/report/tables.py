@@ -3,6 +3,7 @@
 It does not promise a stable layout: scripts read the JSON.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 
@@ -21,11 +22,13 @@ _RECOVERY = ("cause", "lost", "source", "detect", "rendezvous", "down", "restore
 
 
 def show(what: RenderableType) -> None:
-    Console(highlight=False).print(what, soft_wrap=True)
+    # In a pipe no name is cut to the width of a screen.
+    width = None if sys.stdout.isatty() else 10_000
+    Console(highlight=False, width=width).print(what, soft_wrap=True)
 
 
 def report_tables(name: str, view: RunView) -> RenderableType:
-    parts: list[RenderableType] = [_title(name), facts_table(facts(view, "report")), _generations(view)]
+    parts: list[RenderableType] = [_title(name), facts_table(facts(view)), _generations(view)]
     if view.recoveries:
         rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(_RECOVERY)] for each in view.recoveries)
         title = "recoveries: lost steps, phases in seconds, total since the first fault"
@@ -38,7 +41,7 @@ def report_tables(name: str, view: RunView) -> RenderableType:
 
 
 def status_tables(name: str, view: RunView) -> RenderableType:
-    parts: list[RenderableType] = [_title(name), facts_table(facts(view, "status"))]
+    parts: list[RenderableType] = [_title(name), facts_table(facts(view, brief=True))]
     if view.workers:
         parts.append(table("workers", ("rank", "node", "pid"), map(astuple, view.workers)))
     return Group(*parts)
@@ -59,8 +62,7 @@ def runs_table(found: Runs) -> RenderableType:
         )
         for each in found.runs
     )
-    shown = table(printable(found.folder), columns, rows) if found.runs else cell(f"{found.folder}: no runs")
-    return Group(shown, *(cell(f"not looked into: {each.name} ({each.reason})") for each in found.unread))
+    return table(printable(found.folder), columns, rows) if found.runs else cell(f"{found.folder}: no runs")
 
 
 def facts_table(shown: Mapping[str, str]) -> Table:

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +26,9 @@ from tensorboardX.record_writer import RecordWriter
 
 from elastic.agent.parts import AgentParts
 from elastic.agent.settings import Settings
-from elastic.observe.run_view import RunView
-from elastic.observe.step_columns import StepBatch
+from elastic.observe.reader import RunReader
 from elastic.observe.step_line import StepLine
-from elastic.report.follower import Follower
+from elastic.report.monitors import RankZeroReader
 from elastic.system.clock import Clock
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole
 from elastic.system.output import print_if_read
@@ -36,7 +36,8 @@ from elastic.system.untrusted import decode
 
 WRITTEN = "written.json"
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
-_STOP_S = 5.0
+RETRY_S = 10.0
+_POLL_S, _STOP_S = 2.0, 5.0
 _VERSION = "brain.Event:2"
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\..*")
 
@@ -49,94 +50,109 @@ class Written:
     generation: int = 0
 
 
-class TensorBoardWriter:
-    """Calls raise OSError."""
-
-    def __init__(self, folder: Path, *, writer: str, clock: Clock) -> None:
-        """folder: of this run alone. writer: a name for people."""
-        self._folder, self._writer, self._clock = folder, writer, clock
-        self._saved = self.written = _read(folder / WRITTEN)
-        self._records: RecordWriter | None = None  # there is one once it has something
-        self._path = folder
-
-    def add(self, steps: StepBatch) -> None:
-        for line in steps.lines:
-            step, generation = line.step, line.generation
-            if step <= self.written.step:
-                if generation <= self.written.generation:
-                    continue  # it is there
-                self.close()  # the next file begins with this step
-                self.written = replace(self.written, step=step - 1)
-            values = [
-                # A name may hold half of a pair of surrogates.
-                Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
-                for tag, value in scalars_of(line)
-            ]
-            self._write(Event(wall_time=line.time or 0.0, step=step, summary=Summary(value=values)))
-            self.written = replace(self.written, step=step, generation=generation)
-
-    def show(self, _view: RunView) -> None:
-        """All becomes visible, and it is noted how far it goes."""
-        if self.written != self._saved:
-            if self._records is not None:
-                self._records.flush()
-            replace_whole(self._folder / WRITTEN, json.dumps(asdict(self.written)).encode(), fsync=False)
-            self._saved = self.written
-
-    def close(self) -> None:
-        records, self._records = self._records, None
-        if records is None:
-            return
-        try:
-            records.close()
-        finally:
-            with suppress(OSError):  # a full disk took nothing, and each try would leave another one
-                if not self._path.stat().st_size:
-                    self._path.unlink()
-
-    def _write(self, event: Event) -> None:
-        if self._records is None:
-            make_folders(self._folder)
-            found = (_NAME.fullmatch(path.name) for path in listing(self._folder))
-            number = 1 + max((int(match[1]) for match in found if match), default=0)
-            self._path = self._folder / f"events.out.tfevents.{number:010d}.{self._writer}"
-            self._records = RecordWriter(str(self._path))
-            now_s, start = self._clock.wall(), SessionLog(status=SessionLog.START)
-            for first in (
-                Event(wall_time=now_s, file_version=_VERSION),
-                Event(wall_time=now_s, step=self.written.step + 1, session_log=start),
-            ):
-                self._records.write(first.SerializeToString())
-        self._records.write(event.SerializeToString())
-
-
 class TensorBoard:
-    """`--tensorboard DIR`; a monitor of the agent."""
+    """`--tensorboard DIR`; a monitor of the agent, with a thread of its own.
+
+    Neither the step loop nor the agent's loop waits for it.
+    """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         """folder: runs have folders of their own in it."""
         self._folder, self._clock = folder, clock
-        self._follower = Follower(
-            "tensorboard",
-            lambda parts: self._writer(parts.settings),
-            problem="nothing is written for TensorBoard",
-        )
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._records: tuple[Path, RecordWriter] | None = None  # there is one once it has something
+        self._failure = ""  # of the last look, if that failed
 
     def start(self, parts: AgentParts) -> None:
-        self._follower.start(parts)
+        run = RankZeroReader(parts)
+        self._thread = threading.Thread(target=self._work, args=[run], name="tensorboard", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        self._follower.stop(_STOP_S)
-        if self._follower.failure:
+        """The thread first writes what the run's files hold."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+        if self._failure:
             # Not by the console's thread, which has ended by now.
             print_if_read(
-                f"the files for TensorBoard lack the run's newest steps ({self._follower.failure})",
-                file=sys.stdout,
+                f"the files for TensorBoard lack the run's newest steps ({self._failure})", file=sys.stdout
             )
 
-    def _writer(self, settings: Settings) -> TensorBoardWriter:
+    def _work(self, run: RankZeroReader) -> None:
+        while not self._ending.wait(self.look(run)):
+            pass
+        self.look(run)
+        self._close()
+
+    def look(self, run: RankZeroReader) -> float:
+        """Write what is new; returns the seconds until the next look."""
+        try:
+            if (reader := run.opened()) is None:
+                self._close()
+            else:
+                self._write_new(reader, run.parts.settings)
+        # The edge of a thread: the files would stand still without a word.
+        except Exception as error:
+            with suppress(OSError):
+                self._close()
+            self._failure = str(error)
+            run.failed("nothing is written for TensorBoard", error)
+            return RETRY_S
+        self._failure = ""
+        return _POLL_S
+
+    def _write_new(self, reader: RunReader, settings: Settings) -> None:
+        """All becomes visible, and it is noted how far it goes. Raises OSError."""
         folder = self._folder / (re.sub(r"[^A-Za-z0-9._-]", "-", settings.uid).lstrip(".") or "run")
-        return TensorBoardWriter(folder, writer=settings.node, clock=self._clock)
+        saved = written = _read(folder / WRITTEN)
+        for line in (line for batch in reader.new_steps() for line in batch.lines):
+            if line.step <= written.step:
+                if line.generation <= written.generation:
+                    continue  # it is there
+                self._close()  # the next file begins with this step
+                written = replace(written, step=line.step - 1)
+            if self._records is None:
+                self._records = self._begin(folder, written.step + 1, settings.node)
+            self._records[1].write(_event_of(line).SerializeToString())
+            written = Written(step=line.step, generation=line.generation)
+        if written != saved and self._records is not None:
+            self._records[1].flush()
+            replace_whole(folder / WRITTEN, json.dumps(asdict(written)).encode(), fsync=False)
+
+    def _begin(self, folder: Path, step: int, node: str) -> tuple[Path, RecordWriter]:
+        make_folders(folder)
+        found = (_NAME.fullmatch(path.name) for path in listing(folder))
+        number = 1 + max((int(match[1]) for match in found if match), default=0)
+        path, now_s = folder / f"events.out.tfevents.{number:010d}.{node}", self._clock.wall()
+        records, start = RecordWriter(str(path)), SessionLog(status=SessionLog.START)
+        for first in (
+            Event(wall_time=now_s, file_version=_VERSION),
+            Event(wall_time=now_s, step=step, session_log=start),
+        ):
+            records.write(first.SerializeToString())
+        return path, records
+
+    def _close(self) -> None:
+        if self._records is None:
+            return
+        (path, records), self._records = self._records, None
+        try:
+            records.close()
+        finally:
+            with suppress(OSError):  # a full disk took nothing, and each try would leave another one
+                if not path.stat().st_size:
+                    path.unlink()
+
+
+def _event_of(line: StepLine) -> Event:
+    values = [
+        # A name may hold half of a pair of surrogates.
+        Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
+        for tag, value in scalars_of(line)
+    ]
+    return Event(wall_time=line.time or 0.0, step=line.step, summary=Summary(value=values))
 
 
 def scalars_of(line: StepLine) -> Iterator[tuple[str, float]]:
@@ -159,6 +175,6 @@ def _number(value: Any) -> float:
 
 def _read(path: Path) -> Written:
     """What cannot be read counts as nothing: then the files are written from the start."""
-    with suppress(ValueError, OSError):
+    with suppress(ValueError):
         return decode(Written, read_if_there(path), what=WRITTEN)
     return Written()

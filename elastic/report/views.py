@@ -6,8 +6,8 @@ tell a person whether a run is alive; the group itself never compares clocks
 (rendezvous/failure_detector.py).
 """
 
-from collections.abc import Iterator
-from contextlib import closing, suppress
+import threading
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -15,19 +15,17 @@ from elastic.config import identity
 from elastic.config.identity import Identity
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
-from elastic.errors import ElasticError, UsageError
+from elastic.errors import UsageError
 from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
 from elastic.rendezvous.backends.directory import BEATS
-from elastic.report.download import readable, unreadable
+from elastic.report.download import readable
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import Clock, file_time_s
 from elastic.system.files import open_regular
 
-PAUSE_S, REMOTE_PAUSE_S = 1.0, 5.0  # between two looks, at least
-_PAUSE_PER_COST = 200.0  # so that looking takes a two-hundredth of one core
-_LONGEST_S = 60.0
+_LONGEST_S = 60.0  # between two looks
 
 
 def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunView:
@@ -41,35 +39,45 @@ def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunV
     return view_of(record, beats_s, None if newest else _parent_of(run))
 
 
-def looks(run: RunDir, clock: Clock, points: int = 0) -> Iterator[tuple[RunView, str]]:
-    """(the run, what went wrong with the last look), again and again. points: of each curve.
+class RunSource:
+    """A run as it is now, for whoever asks; several threads may.
 
-    Between two looks this sleeps, so that training on the same machine does not notice; a run at a
-    URL is read whole each time. Raises UsageError and StoreFailed, at the first look alone.
+    Training on the same machine does not notice: however often it is asked, it looks at a run in a
+    folder for a two-hundredth of the time, and gives the last view in between. A run at a URL is
+    read whole each time.
     """
-    with closing(RunReader(run, points=points)) as reader:
+
+    def __init__(self, run: RunDir, clock: Clock, points: int = 0) -> None:
+        """points: of each curve."""
+        self._run, self._clock = run, clock
+        self._reader = RunReader(run, points=points)
+        self._lock = threading.Lock()
+        self._view: RunView | None = None  # of the last look, if that did not fail
+        self._due_s = 0.0
+
+    def view(self) -> RunView:
+        """Raises UsageError, StoreFailed."""
+        with self._lock:
+            began_s = self._clock.monotonic()
+            if self._view is None or began_s >= self._due_s:
+                self._view = None
+                self._view = self._look()
+                least_s, per_cost = (5.0, 20.0) if self._run.is_remote else (1.0, 200.0)
+                ended_s = self._clock.monotonic()
+                self._due_s = ended_s + max(least_s, min(_LONGEST_S, per_cost * (ended_s - began_s)))
+            return self._view
+
+    def _look(self) -> RunView:
         try:
-            view, problem, cost_s = _look(run, reader), "", 0.0
+            with readable(self._run) as there:
+                if self._run.is_remote:
+                    return view_now(there, curves=self._reader.has_curves)
+                beats_s = heartbeat_ages_s(self._run.rendezvous_url)
+                return view_of(self._reader.read(), beats_s, _parent_of(there))
         except OSError as error:
-            raise unreadable(error) from error
-        while True:
-            yield view, problem
-            least_s, per_cost = (REMOTE_PAUSE_S, 20.0) if run.is_remote else (PAUSE_S, _PAUSE_PER_COST)
-            clock.sleep(max(least_s, min(_LONGEST_S, per_cost * cost_s)))
-            began_s = clock.monotonic()
-            try:
-                view, problem = _look(run, reader), ""
-            # Without this edge the old view would be shown for ever, as if it were the newest.
-            except Exception as error:
-                problem = str(error if isinstance(error, ElasticError) else unreadable(OSError(str(error))))
-            cost_s = clock.monotonic() - began_s
-
-
-def _look(run: RunDir, reader: RunReader) -> RunView:
-    with readable(run) as there:
-        if run.is_remote:
-            return view_now(there, curves=reader.has_curves)
-        return view_of(reader.read(), heartbeat_ages_s(run.rendezvous_url), _parent_of(there))
+            raise UsageError(
+                f"expected files of a run that can be read, found: {error}; try again"
+            ) from error
 
 
 def heartbeat_ages_s(url: str) -> dict[str, float]:
@@ -98,13 +106,6 @@ def _of_objects(url: str) -> dict[str, float]:
     return {
         name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
     }
-
-
-def begun_with(run: RunDir) -> Identity | None:
-    """It explains a difference and makes none: what cannot be read is left out."""
-    with suppress(UsageError, OSError):
-        return identity_of(run)
-    return None
 
 
 def _parent_of(run: RunDir) -> Parent | None:

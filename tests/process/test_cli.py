@@ -38,7 +38,7 @@ def test_reading_commands_print_one_json_value_or_a_table(make_run, capsys):
         assert main([command, run]) == 0
     text = capsys.readouterr().out
     assert "abab" in text and "finished" in text
-    assert "no checkpoint was committed yet" in text
+    assert "no checkpoint was committed (a script" in text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from elastic.agent.parts import STANDS_STILL_S, AgentHealth
 from elastic.config.options import ListenAddress
 from elastic.errors import UsageError
 from elastic.report.agent_pages import AgentPages
-from elastic.report.http_server import MOST_THREADS, Answer, HttpServer, listen
+from elastic.report.http_server import MOST_THREADS, Answer, HttpServer
 from elastic.testing.fakes import FakeClock
 
 
@@ -19,8 +19,7 @@ def serve():
     made = []
 
     def start(pages):
-        made.append(HttpServer(listen(ListenAddress(host="127.0.0.1", port=0)), pages))
-        made[-1].start()
+        made.append(HttpServer(ListenAddress(host="127.0.0.1", port=0), pages))
         return made[-1].address
 
     yield start
@@ -76,7 +75,7 @@ def test_silent_clients_cost_no_more_than_their_threads(serve):
 @pytest.mark.parametrize("text", ["192.0.2.1:80", "no-such-host.invalid:80"])
 def test_an_address_of_another_machine_is_refused(text):
     with pytest.raises(UsageError, match=f"expected to listen on {text}, found: "):
-        listen(ListenAddress.parse(text))
+        HttpServer(ListenAddress.parse(text), PAGES)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_what_is_no_address_is_refused(text):
 def test_probes_tell_a_still_loop_from_a_node_not_training():
     clock = FakeClock()
     health = AgentHealth(clock)
-    pages = AgentPages(ListenAddress(host="127.0.0.1", port=0), clock)
+    pages = AgentPages(ListenAddress(host="127.0.0.1", port=0))
 
     def statuses():
         return [int(pages._healthz("").status), int(pages._readyz("").status)]

@@ -19,9 +19,8 @@ from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import view_of
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous import transitions
-from elastic.report.agent_pages import AgentPages, _agent_families
-from elastic.report.prometheus import CAUSES, RunSeries
-from elastic.testing.fakes import FakeClock
+from elastic.report.agent_pages import AgentPages, agent_figures
+from elastic.report.prometheus import CAUSES, RunSeries, family
 
 LABELS = {"run": "r", "node": "a"}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -65,17 +64,14 @@ def values_of(families):
     }
 
 
-def test_the_document_lists_every_series_and_no_other(run):
+def test_document_and_dashboard_know_every_series_and_no_other(run):
     types = dict(re.findall(r"^\| `(elastic_\w+)` \| (\w+)", DOCUMENT.read_text(), re.MULTILINE))
     suffixes = {"counter": "_total", "info": "_info"}
-    exported = [*families_of(run), *_agent_families(agent(run), LABELS)]
+    exported = [*families_of(run), *(family(LABELS, each) for each in agent_figures(agent(run)))]
     assert {f"{each.name}{suffixes.get(each.type, '')}": each.type for each in exported} == types
 
-
-def test_the_dashboard_asks_for_series_that_exist(run):
     of_python = {"process_open_fds", "process_resident_memory_bytes", "process_cpu_seconds_total"}
-    names = {sample.name for each in families_of(run) for sample in each.samples} | of_python
-    names |= {sample.name for each in _agent_families(agent(run), LABELS) for sample in each.samples}
+    names = {sample.name for each in exported for sample in each.samples} | of_python
     queries = re.findall(r'"expr": "(.*)"', DASHBOARD.read_text())
     assert len(queries) >= 10
     for query in queries:
@@ -141,34 +137,34 @@ def test_each_cause_of_a_generation_has_its_counter():
 
 
 @pytest.fixture
-def pages():
-    found = AgentPages(ListenAddress(host="127.0.0.1", port=0), FakeClock())
-    yield found
-    found.stop()
+def exports(run):
+    """Whether a scrape of an agent with these parts has series of the run."""
+    pages = AgentPages(ListenAddress(host="127.0.0.1", port=0))
+
+    def scraped(**parts):
+        if parts or pages._parts is None:
+            pages.start(agent(run, **parts))
+        body = pages._metrics("").body
+        assert b"elastic_agent_step" in body
+        return b"elastic_steps_total" in body
+
+    yield scraped
+    pages.stop()
 
 
-@pytest.mark.parametrize(
-    ("is_first", "node", "exports"), [(True, "a", True), (False, "a", False), (True, "b", False)]
-)
-def test_only_the_agent_of_the_newest_generation_exports_the_run(pages, run, is_first, node, exports):
+def test_only_the_agent_of_the_newest_generation_exports_the_run(exports):
     """The last one was cut off, and still believes that it has rank 0."""
-    pages._follower.try_look(agent(run, is_first=is_first, node=node))
-    assert bool(pages._of_run) == exports
+    assert exports() and not exports(is_first=False) and not exports(node="b")
 
 
-def test_series_vanish_where_files_cannot_be_read_and_come_back(pages, run, monkeypatch):
+def test_series_vanish_where_files_cannot_be_read_and_come_back(exports, monkeypatch):
     told = []
-    parts = agent(run, print_line=told.append)
-    pages._follower.try_look(parts)
-    assert pages._of_run
+    assert exports(print_line=told.append)
     with monkeypatch.context() as patch:
         patch.setattr(RunReader, "read_events", lambda _self: 1 / 0)
-        pages._follower.try_look(parts)
-        pages._follower.try_look(parts)
-        assert not pages._of_run
+        assert not exports() and not exports()
     assert [text.partition(";")[0] for text in told] == ["the run's series are not served (division by zero)"]
-    pages._follower.try_look(parts)
-    assert pages._of_run
+    assert exports()
 
 
 @st.composite

@@ -45,26 +45,46 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
     }
 
 
+LEFT, FAILED = (logged(name, 960.0) for name in ("run_interrupted", "run_failed"))
+AGAIN = logged("generation_started", 970.0, 2, world_size=1, nodes=["n1-again"], cause="resume")
+ALONE = logged("generation_started", 960.0, 2, world_size=1, nodes=["n1"], cause="node left")
+IN_2 = StepLine(step=9, time=994.0, generation=2)
+YOUNG, OLD = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.0))
+
+
 @pytest.mark.parametrize(
-    ("last", "beat_ages_s", "state"),
+    ("later", "beat_ages_s", "newest", "state"),
     [
-        (None, {"n1": 3.0}, "running"),
-        (None, {"n1": 30.0}, "interrupted"),
-        (None, {}, "interrupted"),
-        (logged("run_interrupted", 990.0, step=100), {"n1": 30.0}, "drained"),
-        (logged("run_interrupted", 999.0, step=100), {"n1": 1.0}, "drained"),
-        (logged("run_interrupted", 990.0, step=100, node="n2"), {"n1": 3.0, "n2": 1.0}, "running"),
-        (logged("run_failed", 990.0, exit_code=1, reason="x"), {}, "failed"),
-        (logged("run_failed", 990.0, exit_code=1, reason="x"), {"n9": 1.0}, "running"),
-        (logged("run_interrupted", 990.0, step=100, gave_up=True), {}, "interrupted"),
-        (logged("run_finished", 990.0, steps=560, epochs=8, digest="d"), {"n1": 0.1}, "finished"),
+        ([], {"n1": 3.0}, None, "running"),
+        ([], {"n1": 30.0}, None, "interrupted"),
+        ([], {}, None, "interrupted"),
+        ([logged("run_interrupted", 990.0, step=100)], {"n1": 30.0}, None, "drained"),
+        # A node that was drained a second ago is gone.
+        ([logged("run_interrupted", 999.0, step=100)], {"n1": 1.0}, None, "drained"),
+        ([logged("run_interrupted", 990.0, node="n2")], {"n1": 3.0, "n2": 1.0}, None, "running"),
+        ([logged("run_failed", 990.0)], {}, None, "failed"),
+        # It was started again after a failure, and waits for others.
+        ([logged("run_failed", 990.0)], {"n9": 1.0}, None, "running"),
+        ([logged("run_interrupted", 990.0, gave_up=True)], {}, None, "interrupted"),
+        ([logged("run_finished", 990.0, steps=560)], {"n1": 0.1}, None, "finished"),
+        # The nodes meet in another folder, so that the run directory has no heartbeats.
+        ([], {}, YOUNG, "running"),
+        ([], {}, OLD, "interrupted"),
+        ([logged("run_interrupted", 996.0)], {}, YOUNG, "drained"),
+        # Events of an earlier start stay in the log for ever. The agent that resumes is a new node.
+        *(([ended, AGAIN], {"n1": 40.0, "n1-again": 0.1}, None, "running") for ended in (LEFT, FAILED)),
+        *(([ended, AGAIN], {"n1": 0.1, "n1-again": 99.0}, None, "interrupted") for ended in (LEFT, FAILED)),
+        # A node that left alone writes its last event late: the others have saved its state first.
+        *(
+            ([ALONE, logged(name, 965.0, node="n2")], {"n1": age_s, "n2": 30.0}, None, state)
+            for name in ("run_failed", "run_interrupted")
+            for age_s, state in ((0.1, "running"), (30.0, "interrupted"))
+        ),
+        ([ALONE, logged("run_failed", 995.0, node="n2")], {}, IN_2, "running"),
     ],
 )
-def test_the_state_follows_from_the_last_event_and_heartbeats(last, beat_ages_s, state):
-    """A node that was drained a second ago is gone; a run goes on while another node works, as one
-    does that was started again after a failure and waits for others.
-    """
-    assert status([*START, *([last] if last else [])], None, beat_ages_s, NOW)["state"] == state
+def test_the_state_follows_from_events_beats_and_steps(later, beat_ages_s, newest, state):
+    assert status([*START, *later], newest, beat_ages_s, NOW)["state"] == state
 
 
 def test_a_run_with_a_silent_node_has_the_workers_left():
@@ -92,44 +112,6 @@ def test_a_generation_that_has_ended_has_no_workers():
     ended = logged("generation_ended", 998.0, step=100, cause="node lost")
     found = status([*START, ended], None, {"n1": 1.0, "n2": 1.0}, NOW)
     assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
-
-
-def test_a_young_step_means_running_until_the_last_event():
-    """The nodes meet in another folder, so the run directory has no heartbeats."""
-    young, old = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.0))
-    assert status(START, young, {}, NOW)["state"] == "running"
-    assert status(START, old, {}, NOW)["state"] == "interrupted"
-    stopped = [*START, logged("run_interrupted", 996.0, step=9)]
-    assert status(stopped, young, {}, NOW)["state"] == "drained"
-
-
-@pytest.mark.parametrize("ended", ["run_failed", "run_interrupted"])
-def test_a_generation_that_resumed_outweighs_the_end_before_it(ended):
-    """Events of an earlier start stay in the log for ever.
-
-    The agent that resumes is a new node to the log, and the old node's heartbeat does not count.
-    """
-    again = [
-        logged(ended, 960.0),
-        logged("generation_started", 970.0, 2, world_size=1, nodes=["n1-again"], cause="resume"),
-    ]
-
-    assert status([*START, *again], None, {"n1": 40.0, "n1-again": 0.1}, NOW)["state"] == "running"
-    assert status([*START, *again], None, {"n1": 0.1, "n1-again": 99.0}, NOW)["state"] == "interrupted"
-
-
-@pytest.mark.parametrize("ended", ["run_failed", "run_interrupted"])
-def test_a_node_that_left_alone_is_silent_about_what_follows(ended):
-    """Its last event comes late: the others, which train on, have saved its state first."""
-    left = [
-        *START,
-        logged("generation_started", 960.0, 2, world_size=1, nodes=["n1"], cause="node left"),
-        logged(ended, 965.0, node="n2"),
-    ]
-
-    assert status(left, None, {"n1": 0.1, "n2": 30.0}, NOW)["state"] == "running"
-    assert status(left, StepLine(step=9, time=964.0, generation=2), {}, 966.0)["state"] == "running"
-    assert status(left, None, {"n1": 30.0, "n2": 30.0}, NOW)["state"] == "interrupted"
 
 
 def test_workers_of_an_older_generation_are_not_listed():

@@ -130,11 +130,9 @@ async function poll() {
   let wait_ms = POLL_MS;
   try {
     if (!document.hidden && !page.isHeld) {
-      const answer = await fetch("picture.json", { headers: page.tag ? { "If-None-Match": page.tag } : {}, cache: "no-store" });
-      if (answer.status === 200) {
-        page.tag = answer.headers.get("ETag");
-        page.show(await answer.json());
-      } else if (answer.status !== 304) throw new Error((await answer.text()).trim());
+      const answer = await fetch("picture.json", { cache: "no-store" });
+      if (answer.status !== 200) throw new Error((await answer.text()).trim());
+      page.show(await answer.json());
       notice.hidden = true;
     }
   } catch (error) {

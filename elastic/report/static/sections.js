@@ -80,9 +80,9 @@ function rankedSection(kind, title, order, number, columns, rows, ...after) {
   return made;
 }
 
-function faultsSection({ faults, timeline }) {
+function faultsSection({ faults }) {
   if (!faults.number) return null;
-  const rows = faults.shown.map((each) => [clockTime(timeline.began + each.at, true), each.node || "–", each.what]);
+  const rows = faults.newest.map((each) => [clockTime(each.time, true), each.node || "–", each.text]);
   return rankedSection("faults", "What went wrong", "newest", faults.number, [["time", false], ["node", false], ["what happened", false]], rows);
 }
 
@@ -95,9 +95,13 @@ function timelineSection(pictures, views) {
   });
   const parts = made.flatMap(({ label, picture, view }) => {
     const { timeline } = picture;
-    const left = Object.entries(timeline.left_out).filter(([, number]) => number).map(([kind, number]) => `${grouped(number)} ${kind}`);
+    const numbers = {
+      generations: timeline.num_generations - timeline.generations.length, nodes: timeline.num_nodes - timeline.lanes.length,
+      marks: timeline.num_marks - timeline.marks.length, checkpoints: picture.checkpoints.committed - timeline.commits_s.length,
+    };
+    const left = Object.entries(numbers).filter(([, number]) => number).map(([kind, number]) => `${grouped(number)} ${kind}`);
     return [
-      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began, true)}, ${counted(timeline.num_generations, "generation")} on ${counted(timeline.num_nodes, "node")}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
+      element("p", { class: "run-label" }, label ? element("b", {}, label) : null, `began ${clockTime(timeline.began_s, true)}, ${counted(timeline.num_generations, "generation")} on ${counted(timeline.num_nodes, "node")}. `, element("span", { class: "hint" }, "Drag to zoom. "), view.reset),
       element("div", {}, view.svg),
       timelineKey(view),
       left.length ? element("p", { class: "note" }, `The newest are drawn. Left out, for want of room: ${left.join(", ")}.`) : null,
@@ -112,15 +116,16 @@ function pairOf(pictures, find) {
 }
 
 function logsSection(pictures, charts, parts) {
-  const names = [...new Set(pictures.flatMap(({ picture }) => picture.logged.map((series) => series.name)))];
+  const logged = ({ curves }) => [curves.loss, ...curves.logged].filter((series) => series);
+  const names = [...new Set(pictures.flatMap(({ picture }) => logged(picture).map((series) => series.name)))];
   const figures = names.map((name, index) => {
-    const lines = pairOf(pictures, (picture) => picture.logged.find((series) => series.name === name));
+    const lines = pairOf(pictures, (picture) => logged(picture).find((series) => series.name === name));
     return lines.length ? new StepChart(charts, name, lines, { wide: index === 0, parts }).figure : null;
   });
   if (!figures.some((figure) => figure)) return null;
   const key = pictures.length > 1 ? element("div", { class: "key" }, element("span", {}, element("i"), `A: ${pictures[0].picture.name}`), element("span", {}, element("i", { class: "b" }), `B: ${pictures[1].picture.name}`)) : null;
-  const left = Math.max(...pictures.map(({ picture }) => picture.names_left_out));
-  const bucket = Math.max(1, ...pictures.flatMap(({ picture }) => picture.logged.map((series) => series.bucket)));
+  const left = Math.max(...pictures.map(({ picture }) => picture.curves.names_left_out));
+  const bucket = Math.max(1, ...pictures.flatMap(({ picture }) => logged(picture).map((series) => series.bucket)));
   const notes = [bucket > 1 ? `Of every ${grouped(bucket)} steps, each chart has the lowest and the highest value.` : "", left ? `${left} more names were logged; metrics.jsonl has them.` : ""].filter((words) => words);
   const note = notes.length ? element("p", { class: "note" }, notes.join(" ")) : null;
   const made = section("logged", "What the recipe logged", element("span", {}, "over steps", element("span", { class: "hint" }, "; drag to zoom, double-click for all")), key, element("div", { class: "charts" }, ...figures.filter((figure) => figure)), note);
@@ -129,14 +134,14 @@ function logsSection(pictures, charts, parts) {
 }
 
 function stepTimeSection(pictures, charts, parts) {
-  const lines = pairOf(pictures, (picture) => picture.step_time);
+  const lines = pairOf(pictures, (picture) => picture.curves.step_s);
   if (!lines.length) return null;
   const figures = [new StepChart(charts, "step time", lines, { wide: true, isTime: true, parts, aside: pictures.length === 1 ? pictures[0].picture.facts["step time"] : "" }).figure];
   const [{ picture }] = pictures;
   const found = [];
-  if (pictures.length === 1 && picture.slowest) {
-    const own = [{ series: picture.slowest, color: "lost", label: "slowest rank" }, { series: picture.others, color: "faint", label: "others" }].filter((line) => line.series);
-    figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, over: picture.step_time.at, aside: "their own work in each step, without waiting" }).figure);
+  if (pictures.length === 1 && picture.curves.slowest_s) {
+    const own = [{ series: picture.curves.slowest_s, color: "lost", label: "slowest rank" }, { series: picture.curves.others_s, color: "faint", label: "others" }].filter((line) => line.series);
+    figures.push(new StepChart(charts, "slowest rank, and median of the others", own, { wide: true, isTime: true, over: picture.curves.step_s.at, aside: "their own work in each step, without waiting" }).figure);
     found.push(element("div", { class: "key" }, element("span", {}, element("i", { class: "slow" }), "slowest rank"), element("span", {}, element("i", { class: "others" }), "median of the others")));
   }
   return section("steps", "Step time", null, element("div", { class: "charts" }, ...figures), ...found);
@@ -145,7 +150,7 @@ function stepTimeSection(pictures, charts, parts) {
 const PHASES = [["detect_s", "detect", "detection"], ["rendezvous_s", "rendezvous", "rendezvous"], ["down_s", "down", "no node answered"], ["restore_s", "restore", "restore"], ["first_step_s", "first", "to the first new step"]];
 
 function recoveriesSection(picture) {
-  const { number, shown: ranked } = picture.recoveries;
+  const { number, longest: ranked } = picture.recoveries;
   if (!number) return null;
   const sum = (recovery) => PHASES.reduce((total, [key]) => total + (recovery[key] || 0), 0);
   const took = (recovery) => (recovery.total_s === null ? sum(recovery) : recovery.total_s);
@@ -177,7 +182,7 @@ function checkpointsSection(picture) {
   return section("checkpoints", "Checkpoints", null, figures);
 }
 
-const TOLD_ABOVE = new Set(["state", "failed", "step", "goodput", "lost to", "step time", "checkpoints"]);
+const TOLD_ABOVE = new Set(["state", "failed", "generation", "step", "loss", "last checkpoint", "goodput", "lost to", "step time", "checkpoints"]);
 
 function factsSection(picture) {
   const shown = Object.entries(picture.facts).filter(([label]) => !TOLD_ABOVE.has(label));

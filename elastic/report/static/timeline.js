@@ -17,14 +17,31 @@ const GAPS = {
 const SHORTEST = 0.5; // seconds that the view may show
 const LEFT = 150, TOP = 22, STRIP = 26, LANE = 15, GAP = 7, SAVES = 18;
 
+// The same with its times as seconds after the beginning, and with each mark in its node's lane.
+function relative(timeline) {
+  // Another node's clock may be a little behind.
+  const after = (time) => (time === null ? null : Math.max(0, time - timeline.began_s));
+  const ends = after(timeline.ends_s);
+  const lanes = timeline.lanes.map((lane) => lane.name);
+  const marks = timeline.marks.map(({ time, node, kind, text }) => {
+    const lane = lanes.indexOf(node);
+    return { at: Math.min(after(time), ends), lane: lane < 0 ? null : lane, kind, text: lane < 0 && node ? `${node}: ${text}` : text };
+  });
+  const generations = timeline.generations.map((each, index) => ({
+    ...each, number: each.generation, gap: index + 1 < timeline.generations.length ? each.gap : "",
+    begins: after(each.begins_s), trains: after(each.trains_s), trained: after(each.trained_s), ends: after(each.ends_s),
+  }));
+  return { ...timeline, ends, marks, generations, commits: timeline.commits_s.map(after) };
+}
+
 class TimelineView {
   constructor(picture, view, onView) {
     this.picture = picture;
-    this.shown = picture.timeline;
+    this.shown = relative(picture.timeline);
     this.view = view; // {from, to} in seconds, or null for all
     this.onView = onView;
     this.id = `clip-${(TimelineView.count = (TimelineView.count || 0) + 1)}`; // of this drawing in the page
-    this.commits = picture.timeline.commits;
+    this.commits = this.shown.commits;
     this.svg = shape("svg", { class: "timeline", tabindex: "0", role: "img" });
     this.reset = element("button", { type: "button", class: "reset", hidden: "" }, "show all");
     this.reset.addEventListener("click", () => this.show(null));
@@ -227,9 +244,8 @@ class TimelineView {
 
   words(x, y, reach) {
     const at = this.at(x);
-    const { began, generations, marks } = this.shown;
-    const step = stepAt(this.picture.clock, at);
-    const found = [[`${duration(at)}, ${clockTime(began + at, true)}${step === null ? "" : `, ${this.picture.clock.bucket > 1 ? "about step" : "step"} ${grouped(step)}`}`, "dim"]];
+    const { began_s, generations, marks } = this.shown;
+    const found = [[`${duration(at)}, ${clockTime(began_s + at, true)}`, "dim"]];
     const index = generations.findLastIndex((each) => each.begins <= at);
     if (index >= 0) found.push(...this.generationWords(index, at));
     const near = marks.filter((mark) => Math.abs(this.x(mark.at) - x) < reach);
@@ -291,17 +307,6 @@ class TimelineView {
 function fitting(words, width) {
   const most = Math.floor(width / 6.6);
   return words.length <= most ? words : `${words.slice(0, most - 1)}…`;
-}
-
-// The newest step that had ended by then; null before the first one.
-function stepAt(clock, seconds) {
-  let low = 0, high = clock.at.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (clock.values[middle] <= seconds) low = middle + 1;
-    else high = middle;
-  }
-  return low === 0 ? null : clock.at[low - 1];
 }
 
 function timelineKey(view) {
