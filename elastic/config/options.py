@@ -76,7 +76,7 @@ faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]
   --grace S                seconds from SIGTERM, or from the signal or notice before it, to the end,
                            the last checkpoint included; a second Ctrl-C ends it at once [30]
-  --hang-timeout S         replace a worker that makes no progress for S seconds; auto learns it from
+  --hang-timeout S         replace a worker that makes no progress for S seconds; auto learns it of
                            the steps of the run, off waits for ever [auto]
   --drain-signals LIST     further signals that begin --grace: USR1, USR2 and HUP with commas, or
                            none; one that is left out ends the command at once [USR1,USR2,HUP]
