@@ -31,7 +31,7 @@ class ComparedSteps:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Divergence:
     """The ranks' states differed after a step.
 
@@ -68,10 +68,9 @@ def told_at_the_end(events: Events, steps: int) -> str:
 def not_restored(events: Events) -> dict[str, str]:
     """Variables of the recipe that a restart did not bring back, each as it was found last."""
     found: dict[str, str] = {}
-    for of_group in of_kind(events, Overlapped):
-        found |= of_group.event.not_restored
-    for rehearsed in of_kind(events, Rehearsed):
-        found |= rehearsed.event.not_restored
+    for each in events:
+        if isinstance(each.event, Overlapped | Rehearsed):
+            found |= each.event.not_restored
     return found
 
 
@@ -92,16 +91,10 @@ def compared(events: Events, kind: type[Rehearsed] | type[Overlapped]) -> Compar
 
 def divergences(events: Events) -> list[Divergence]:
     """One for each node that was wrong; differences without a verdict come last."""
-    found, judged = [], set()
+    found, judged = list[Divergence](), set[int]()
     for each in of_kind(events, DivergenceJudged):
-        event = each.event
-        judged.add(event.step)
-        nodes: list[str | None] = [*event.nodes] or [None]
-        found += [
-            Divergence(step=event.step, node=node, entry=event.entry, verdict=event.verdict) for node in nodes
-        ]
-    return found + [
-        Divergence(step=each.event.step, node=None, entry=each.event.entry, verdict=None)
-        for each in of_kind(events, DivergenceDetected)
-        if each.event.step not in judged
-    ]
+        step, entry, verdict = each.event.step, each.event.entry, each.event.verdict
+        judged.add(step)
+        found += [Divergence(step, node, entry, verdict) for node in each.event.nodes or (None,)]
+    unjudged = (each.event for each in of_kind(events, DivergenceDetected) if each.event.step not in judged)
+    return found + [Divergence(each.step, None, each.entry, None) for each in unjudged]

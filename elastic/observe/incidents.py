@@ -60,11 +60,8 @@ def _without_a_word(of: Generation, state: str) -> Iterator[Incident]:
     noticed = first(of.own, kinds.GenerationEnded) or of.after or of.start
     is_over = of.after is not None or last(of.own, kinds.RunInterrupted) is not None
     found = [(noticed.time, node, f"node {node} lost") for node in (lost_nodes(of) if is_over else [])]
-    is_told = any(
-        isinstance(each.event, kinds.RunFailed | kinds.RunFinished)
-        or (isinstance(each.event, kinds.RunInterrupted) and each.event.gave_up)
-        for each in of.own
-    )
+    goodbyes = [each.event for each in of.own if isinstance(each.event, kinds.GOODBYES)]
+    is_told = any(getattr(each, "gave_up", True) for each in goodbyes)
     if not is_told and (of.gap == DOWN or (of.after is None and state == "interrupted")):
         found.append((of.ends_s, "", NO_ANSWER))
     for time, node, text in found:

@@ -40,7 +40,7 @@ class RunReader:
         self._path = run.metrics_of(node) if node else run.metrics
         self._with_values = with_values or self.has_curves
         self._events: Events = []
-        self._file: tuple[Path, GrowingFile] | None = None  # of the newest metrics
+        self._file = GrowingFile(self._path)  # of the newest metrics
         self._begin()
 
     def _begin(self) -> None:
@@ -64,11 +64,11 @@ class RunReader:
     def new_steps(self) -> Iterator[StepBatch]:
         """What was completed since the last call, in order: of a file that has begun since, all."""
         path = metrics_files.newest_file(self._path)
-        if self._file is None or self._file[0] != path:
-            self.close()
-            self._file = path, GrowingFile(path)
-        texts = self._file[1].texts_to_end()
-        if self._file[1].started_over:  # perhaps there is no file: the run was set aside
+        if self._file.path != path:
+            self._file.close()
+            self._file = GrowingFile(path)
+        texts = self._file.texts_to_end()
+        if self._file.started_over:  # perhaps there is no file: the run was set aside
             self._begin()
         for text in texts:
             batch = _batch_of(text, with_values=self._with_values)
@@ -93,9 +93,7 @@ class RunReader:
         )
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file[1].close()
-        self._file = None
+        self._file.close()
 
 
 def read_run(run: RunDir, *, points: int = 0) -> Record:

@@ -45,7 +45,7 @@ class Record:
     curves: Curves | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Worker:
     rank: int
     node: str
@@ -319,7 +319,7 @@ def _training(own: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tu
     dead = {*start.event.nodes} - alive if beat_ages_s else set()
     gone = {(each.node, each.event.pid) for each in of_kind(own, kinds.WorkerExited)}
     workers = [
-        Worker(rank=each.event.rank, node=each.node, pid=each.event.pid)
+        Worker(each.event.rank, each.node, each.event.pid)
         for each in of_kind(own, kinds.WorkerStarted)
         if (each.node, each.event.pid) not in gone and each.node not in dead
     ]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastic.observe.step_columns import Floats, Ints, StepBatch, StepColumns, known, number
+from elastic.observe.step_columns import Floats, Ints, StepBatch, StepColumns, known
+from elastic.observe.step_line import number
 
 MOST_POINTS = 1500  # of one curve
 MOST_NAMES = 20  # of the recipe's values that have a curve

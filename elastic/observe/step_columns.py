@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from elastic.events import WorkerStarted
 from elastic.observe.logged_event import Events, of_kind
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_line import StepLine, number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -120,11 +120,3 @@ def costs_s(own: StepColumns) -> dict[int, float]:
 def known(values: Floats) -> Floats:
     """Without NaN."""
     return values[~np.isnan(values)]
-
-
-def number(value: Any) -> float:
-    """NaN for anything but a number that a float can hold; True counts as 1."""
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:
-        return math.nan

@@ -4,7 +4,6 @@ It does not promise that the values are true.
 """
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
@@ -75,8 +74,13 @@ def loss_words(loss: object, digits: int = DIGITS) -> str:
     """A loss as a person reads it, wherever a run is shown. loss: of a line, so any JSON; anything
     but a finite number is "none".
     """
-    if isinstance(loss, bool) or not isinstance(loss, int | float):
-        return "none"
-    with suppress(OverflowError):  # a whole number beyond the largest float
-        return f"{loss:.{digits}g}" if math.isfinite(loss) else "none"
-    return "none"
+    value = math.nan if isinstance(loss, bool) else number(loss)
+    return f"{value:.{digits}g}" if math.isfinite(value) else "none"
+
+
+def number(value: Any) -> float:
+    """NaN for anything but a number that a float can hold; True counts as 1."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan

@@ -113,7 +113,7 @@ class GrowingFile:
         """One read takes at most `read_bytes`; of a line that is longer, with its end, the end
         alone comes, as a line.
         """
-        self._path = path
+        self.path = path
         self._read_bytes = read_bytes
         self._file: BinaryIO | None = None
         self.position = 0  # how far it is read
@@ -132,7 +132,7 @@ class GrowingFile:
         if self.started_over:
             self.close()
             with suppress(FileNotFoundError, NotRegularFile):
-                self._file = open_regular(self._path)
+                self._file = open_regular(self.path)
         return self._texts()
 
     def _texts(self) -> Iterator[bytes]:
@@ -162,7 +162,7 @@ class GrowingFile:
         if self._file is None:
             return False
         try:
-            named = self._path.lstat()
+            named = self.path.lstat()
         except FileNotFoundError:
             return False
         return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self.position

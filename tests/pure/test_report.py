@@ -42,17 +42,6 @@ KILLED = [
 KILLED_STEPS = [step(n, 101.0 + n, 1) for n in range(1, 7)] + [step(n, 105.0 + n, 2) for n in range(7, 11)]
 
 
-def test_a_run_that_was_killed_is_reported_until_it_has_finished():
-    found = summarise(KILLED, KILLED_STEPS)
-    assert (found["finished"], found["steps"], found["epochs"], found["final_digest"]) == (False, 10, 2, None)
-    assert (found["lost_steps"], found["checkpoints"]) == (2, {"committed": 1, "failed": 1})
-    assert found["goodput"] == pytest.approx(10 / 15)
-    assert [each["total_s"] for each in found["recoveries"]] == [pytest.approx(1.9)]
-    end = logged("run_finished", 120.0, 2, steps=20, epochs=4, digest="abc")
-    found = summarise([*KILLED, end], KILLED_STEPS)
-    assert (found["finished"], found["steps"], found["epochs"], found["final_digest"]) == (True, 20, 4, "abc")
-
-
 def test_a_step_that_only_survivors_finished_does_not_count():
     """Rank 0 dies before it writes the line of step 9, which n2 has finished. So the run is back at
     step 9, having lost two: 7 and 8. The same where the next generation dies before its restore,
