@@ -215,7 +215,7 @@ def clean(words: _Words) -> int:
 
 
 def export(words: _Words) -> int:
-    """The weights of a committed step, as .safetensors, .pth or .pt [--entry model]."""
+    """The weights of a committed step, as .pth or .pt [--entry model]."""
     from elastic.care.export import export
 
     with _looking():

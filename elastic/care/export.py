@@ -6,7 +6,6 @@ each dtype. Tensors that share their memory, as tied weights do, are written und
 names, so that `load_state_dict` finds all of them.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -16,17 +15,16 @@ from typing import Any, BinaryIO
 from elastic.checkpoint.find_parent import find
 from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
-from elastic.config.parent import Origin, Parent
+from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
-from elastic.snapshot.safetensors_header import DTYPES, LENGTH, METADATA, Header
+from elastic.snapshot.safetensors_header import Header
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.files import new_file
 
-SUFFIXES = (".safetensors", ".pth", ".pt")
+SUFFIXES = (".pth", ".pt")
 FORM = "RUN[@STEP]"
-_ALIGN_BYTES = 8
 _NAMED_AT_MOST = 6
 
 
@@ -49,10 +47,7 @@ def export(origin: Origin, file: str, entry: str, clock: Clock, *, overwrite: bo
         raise UsageError(f"step {state.step} of {state.url}: {error}") from None
     try:
         with new_file(path, replaces=overwrite) as opened:
-            if path.suffix == ".safetensors":
-                _write_safetensors(opened, image, header, names, _origin_of(state, entry))
-            else:
-                _write_torch(opened, image, names, _layers(header, entry))
+            _write(opened, image, names, _layers(header, entry))
             size_bytes = opened.tell()
     except FileExistsError:
         raise UsageError(_is_taken(path)) from None
@@ -67,7 +62,7 @@ def _check(origin: Origin, file: str, path: Path, *, overwrite: bool) -> None:
     """Raises UsageError."""
     if path.suffix not in SUFFIXES or "://" in file:
         raise UsageError(
-            f"expected a local FILE that ends in {', '.join(SUFFIXES)}, which says its format, found {file!r}"
+            f"expected a local FILE that ends in {' or '.join(SUFFIXES)}, as torch.save writes, found {file!r}"
         )
     if origin.entries:
         raise UsageError(f"export takes {FORM}, found {origin}; give --entry {origin.entries[0]}")
@@ -131,17 +126,6 @@ def _is_taken(path: Path) -> str:
     return f"expected a new file, found that {path} exists; take another name, or replace it with --overwrite"
 
 
-def _origin_of(state: Parent, entry: str) -> dict[str, str]:
-    """What the file says of itself. `format` is what other programs look for in files of torch."""
-    return {
-        "format": "pt",
-        "run_id": state.run_id,
-        "step": str(state.step),
-        "digest": state.digest,
-        "entry": entry,
-    }
-
-
 def _layers(header: Header, entry: str) -> dict[str, dict[str, object]]:
     """The versions of a module's layers, or of a part of it, by layer; empty for anything else."""
     layers = header.document.get("about", {}).get("layers", {})
@@ -155,25 +139,7 @@ def _layers(header: Header, entry: str) -> dict[str, dict[str, object]]:
     return {name.removeprefix(part).removeprefix("."): about for name, about in below.items()}
 
 
-def _write_safetensors(
-    file: BinaryIO, image: memoryview, header: Header, names: dict[str, str], origin: dict[str, str]
-) -> None:
-    """As the format asks: no gaps, the largest elements first, so that each is aligned."""
-    entries = {name: header.entries[header.ties.get(tensor, tensor)] for name, tensor in names.items()}
-    ordered = sorted(entries.items(), key=lambda pair: (-DTYPES[pair[1].dtype][1], pair[0]))
-    described: dict[str, object] = {METADATA: origin}
-    end = 0
-    for name, entry in ordered:
-        begin, end = end, end + entry.end - entry.start
-        described[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [begin, end]}
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGN_BYTES)
-    file.write(LENGTH.pack(len(text)) + text)
-    for _, entry in ordered:
-        file.write(image[entry.start : entry.end])
-
-
-def _write_torch(
+def _write(
     file: BinaryIO, image: memoryview, names: dict[str, str], layers: dict[str, dict[str, object]]
 ) -> None:
     """As torch.save does, of tensors alone: torch.load reads it with weights_only. Raises OSError.
