@@ -11,6 +11,7 @@ machine. A time in an answer is only shown (docs/decisions/0023).
 """
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -19,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from elastic.config import environment
 from elastic.config.options import CloudName, Options
-from elastic.system.untrusted import fits, parse_json, pattern
+from elastic.system.untrusted import parse_json
 
 # The shortest notice is of thirty seconds.
 FILE_EVERY_S, CLOUD_EVERY_S, COMMAND_EVERY_S = 0.04, 2.0, 5.0
@@ -36,7 +37,7 @@ ADDRESS = "169.254.169.254"  # of all three clouds
 _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
 _KILLED = 128 + signal.SIGKILL
 _DIRECTLY = build_opener(ProxyHandler({}))  # not by a proxy of the environment
-_SHORT_TEXT = Annotated[str, pattern("[ -~]{1,200}", "a short text")]
+_SHORT_TEXT = re.compile(r"[ -~]{1,200}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def _answer(host: str, path: str, headers: Mapping[str, str], *, method: str = "
 
 
 def _short(text: str) -> str:
-    if not fits(text, _SHORT_TEXT):
+    if not _SHORT_TEXT.fullmatch(text):
         raise ValueError(f"expected a short text, found {text!r:.80}")
     return text
 
@@ -194,7 +195,7 @@ def _ask_azure(host: str) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    return value if fits(value, _SHORT_TEXT) else ""
+    return value if isinstance(value, str) and _SHORT_TEXT.fullmatch(value) else ""
 
 
 # The title, the variable of an environment that names its address, and the look.

@@ -10,10 +10,11 @@ damage where a node that is still ending commits such an attempt meanwhile.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from elastic.checkpoint.record import parse_name
 from elastic.config.run_dir import RunDir
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import read_rare
 from elastic.report.download import check_exists, readable
@@ -46,7 +47,7 @@ class Cleaned:
 def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]) -> Cleaned:
     """agrees: whether these files may go; it may take its time.
 
-    Raises UsageError where there is no finished run, or a file cannot be removed; StoreFailed.
+    Raises UsageError where there is no finished run, StoreFailed.
     """
     check_exists(run)
     removed, found = 0, _look(run, clock)
@@ -54,7 +55,7 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
     there = set(_look(run, clock)) if found and agrees(found) else set()
     for each in found:
         if each in there:
-            _remove(run, each.name, clock, f"{removed} of {len(found)} files are gone")
+            _remove(run, each.name, clock)
             removed += 1
     size_bytes = sum(each.size_bytes for each in found)
     return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
@@ -96,13 +97,7 @@ def _look(run: RunDir, clock: Clock) -> list[Leftover]:
     ]
 
 
-def _remove(run: RunDir, name: str, clock: Clock, so_far: str) -> None:
+def _remove(run: RunDir, name: str, clock: Clock) -> None:
     # A folder's store is its own: that of the checkpoints may be a link to another disk.
     folder, _, inner = name.partition("/")
-    store = open_store(f"{run.url}/{folder}")
-    try:
-        reading(lambda: store.delete(inner), clock)
-    except StoreFailed as error:
-        raise UsageError(
-            f"expected to remove {name}, found: {error}; {so_far}, all needless to the run. Give the command again"
-        ) from error
+    reading(partial(open_store(f"{run.url}/{folder}").delete, inner), clock)

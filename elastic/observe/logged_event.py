@@ -9,16 +9,24 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, cast, get_type_hints
 
 from elastic.errors import UsageError
 from elastic.events import KINDS, Event
-from elastic.system.untrusted import decode, fits
+from elastic.system.untrusted import decode
 
 E = TypeVar("E", bound=Event)
 E_co = TypeVar("E_co", bound=Event, covariant=True)
 
-HEAD = {"event": str, "time": float, "node": str, "generation": int}
+
+class _Head(TypedDict):
+    event: str
+    time: float
+    node: str
+    generation: int
+
+
+HEAD = get_type_hints(_Head)
 
 
 class RecipeEvent(Event):
@@ -73,8 +81,7 @@ Events = Sequence[LoggedEvent[Event]]
 
 def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
     """Raises ValueError for no event, a missing field, or a wrong one."""
-    if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
-        raise ValueError(f"expected an event with {', '.join(HEAD)}")
+    decode(_Head, record, what="an event", exact=False)
     values = {name: value for name, value in record.items() if name not in HEAD}
     event: Event = RecipeEvent(own_name=record["event"], values=values)
     if kind := KINDS.get(record["event"]):

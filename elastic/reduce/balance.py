@@ -52,7 +52,8 @@ class Balance:
         """equal: the split that the generation begins with."""
         self._lead = reads_ahead + 1
         self._shards = sum(equal)
-        self._now, self._next, self._effective = equal, equal, 0  # until that step, and from it on
+        # The split before the first step of the newest one, and from it on.
+        self._now, self._next, self.effective = equal, equal, 0
         self._known = 0  # the last step whose split is known; 0 before the first `add`
         self._steps: list[OwnSeconds] = []  # of the window
         self._seconds = 0.0  # of its steps
@@ -61,7 +62,7 @@ class Balance:
     def counts(self, step: int) -> Counts:
         """How many shards each rank has in this step."""
         assert not self._known or step <= self._known, "the split of this step is not decided yet"
-        return self._next if step >= self._effective else self._now
+        return self._next if step >= self.effective else self._now
 
     def add(self, step: int, own_s: OwnSeconds | None) -> Counts | None:
         """A step is over: returns the split that is decided by it, from `effective` on, if one is.
@@ -70,7 +71,7 @@ class Balance:
         """
         self._known = step + self._lead
         # The first step of a split is one in which much is done for the first time.
-        if step <= self._effective or not own_s:
+        if step <= self.effective or not own_s:
             return None
         self._steps.append(own_s)
         self._seconds += max(own_s)
@@ -80,13 +81,8 @@ class Balance:
         split, self._seconds = self._end_window(), 0.0
         if split is None or split == self._next:
             return None
-        self._now, self._next, self._effective = self._next, split, self._known
+        self._now, self._next, self.effective = self._next, split, self._known
         return split
-
-    @property
-    def effective(self) -> int:
-        """The first step of the newest split."""
-        return self._effective
 
     def _end_window(self) -> Counts | None:
         """The counts that it decides, None for no change."""

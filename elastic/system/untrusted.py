@@ -105,15 +105,6 @@ def encode(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def fits(value: object, kind: Any) -> bool:
-    """Whether `decode` would accept `value` in a field of this type."""
-    try:
-        _converted(kind, value, "it", exact=True)
-    except ValueError:
-        return False
-    return True
-
-
 def finite(value: object) -> float | None:
     """The float that a JSON number stands for; None for anything else, and for a number beyond the
     largest float.
