@@ -128,20 +128,15 @@ class Etcd:
         return backend
 
     def call(self, path: str, body: dict[str, Any]) -> Answer:
-        kind = {"kv/range": "range", "kv/put": "put", "kv/txn": "txn"}.get(path, path)
+        kind = path.removeprefix("kv/")
         answer: Answer = self._traffic.call(kind, CALL_S, lambda: self._do(kind, body))
         self._traffic.bytes += HEADER_BYTES + _size(answer)
         return answer
 
     def _do(self, kind: str, body: dict[str, Any]) -> Answer:
         match kind:
-            case "range":
-                return Answer(kvs=self._range(body))
             case "put":
                 self._put(body)
-            case "delete" | "kv/deleterange":
-                for key in self._matching(body):
-                    del self._keys[key]
             case "txn":
                 return self._txn(body)
             case _:
@@ -154,12 +149,9 @@ class Etcd:
         for each in body.get("success" if holds else "failure", []):
             if "request_put" in each:
                 self._put(each["request_put"])
-            elif "request_range" in each:
+            else:
                 found = RangeResponse(kvs=self._range(each["request_range"]))
                 responses.append(Response(response_range=found))
-            elif "request_delete_range" in each:
-                for key in self._matching(each["request_delete_range"]):
-                    del self._keys[key]
         return Answer(succeeded=holds, responses=tuple(responses))
 
     def _holds(self, compare: dict[str, str]) -> bool:
@@ -177,22 +169,18 @@ class Etcd:
         return [key for key in self._keys if begin <= key < end]
 
     def _range(self, body: dict[str, Any]) -> tuple[StoredKey, ...]:
-        lowest = int(body.get("min_mod_revision", 0))
         return tuple(
             StoredKey(
                 key=b64encode(key).decode(),
-                value="" if body.get("keys_only") else b64encode(self._keys[key][1]).decode(),
+                value=b64encode(self._keys[key][1]).decode(),
                 mod_revision=str(self._keys[key][0]),
             )
             for key in sorted(self._matching(body))
-            if self._keys[key][0] >= lowest
         )
 
 
 def _size(answer: Answer) -> int:
-    return sum(
-        KEY_BYTES + len(each.key) + len(each.value) for keys in (answer.kvs, *answer.ranges) for each in keys
-    )
+    return sum(KEY_BYTES + len(each.key) + len(each.value) for each in answer.kvs)
 
 
 class Store:

@@ -191,10 +191,10 @@ def _shown_generation(settings: Settings, backend: Backend) -> Callable[[], int]
     """A call that asks the rendezvous now for the newest generation."""
     reader = backend
     if settings.rendezvous.kind == "objects":
-        from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+        from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 
-        # Without the intervals at which agents poll.
-        reader = ObjectStoreBackend(settings.rendezvous.endpoint, intervals=NO_DELAY)
+        # Without the pauses between the polls of agents.
+        reader = ObjectStoreBackend(settings.rendezvous.endpoint, state_s=0.0)
 
     def newest() -> int:
         found = reader.read()

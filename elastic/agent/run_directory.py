@@ -229,11 +229,7 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
         keep_alive_s=settings.options.keep_alive_s,
     )
     try:
-        place = watch.take(
-            ours,
-            check=partial(check_claim, settings),
-            is_here=lambda token: token == rendezvous.place_of_group,
-        )
+        place = watch.take(ours, check=partial(check_claim, settings))
     except StoreFailed as error:
         raise UsageError(
             f"expected to write where nodes meet into {run.url}, found: {error}; give the command again when that has changed"
@@ -241,7 +237,6 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
     if place != ours:
         is_lost = partial(answer_of, rendezvous.has_lost_state, settings)
         watch.check_lost_state(place, is_lost)
-    rendezvous.use_place(place.token)
     answer_of(rendezvous.check_settings, settings)
     answer_of(rendezvous.start, settings)
     return place

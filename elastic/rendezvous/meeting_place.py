@@ -5,8 +5,7 @@ place/<number>   created exclusively and never changed; the highest number count
 The first node writes where it meets. A node that comes with another address asks the recorded
 place: while heartbeats move there it is refused, and once none has moved for twice the keep-alive
 it writes the next number, if no other node was faster. Where that place does not answer, a person
-decides, by removing the folder. A place may have two addresses (two names of a host): the token of
-the record is in the state of the group that meets there.
+decides, by removing the folder. Two names of a host are two places: all nodes give the same one.
 
 It does not promise to notice a copy of a run directory, nor to stop a process that stood still
 for longer than twice the keep-alive: its group fences that.
@@ -16,15 +15,13 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
 from elastic.config import environment
 from elastic.config.run_dir import PLACE, RunDir
 from elastic.errors import UsageError
-from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.backends.directory import DirectoryBackend, read_shown
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.select import Kind, RendezvousConfig
 from elastic.rendezvous.shared_settings import Name
 from elastic.storage.remote import open_store
@@ -92,31 +89,25 @@ def release(run: RunDir, ours: Place, clock: Clock) -> None:
         put(run, found[0] + 1, Place(kind=NOBODY))
 
 
-def alone_backend(run: RunDir) -> Backend:
-    """Where a process without an agent leaves its heartbeats, under the token of its place."""
-    if run.is_remote:
-        from elastic.rendezvous.backends.object_store import ObjectStoreBackend
-
-        return ObjectStoreBackend(f"{run.url}/{PLACE}")
-    return DirectoryBackend(run.local / PLACE)
+def config_of(run: RunDir, place: Place) -> RendezvousConfig:
+    """Where the heartbeats of a place are; those of a process without an agent have its token."""
+    if place.kind != ALONE:
+        kind = cast("Kind", place.kind)
+        return RendezvousConfig(kind=kind, endpoint=place.endpoint or run.rendezvous_url, group=place.group)
+    return RendezvousConfig(
+        kind="objects" if run.is_remote else "dir", endpoint=f"{run.url}/{PLACE}", group=""
+    )
 
 
 def beats_at(run: RunDir, place: Place) -> Beats:
-    """How to read the heartbeats of a place of this run directory; changes nothing there.
+    """How to read the heartbeats of a place of this run directory.
 
     Raises OSError for a folder that is not there, UsageError as `RendezvousConfig.open`.
     """
-    endpoint, names = place.endpoint, None
-    if place.kind == ALONE:
-        endpoint, names = f"{run.url}/{PLACE}", [place.token]
-    if place.kind == "dir" or (place.kind == ALONE and not run.is_remote):
-        folder = Path(endpoint) if endpoint else run.rendezvous
-        if place.endpoint:
-            folder.stat()
-        return partial(read_shown, folder, names)
-    kind = "objects" if place.kind == ALONE else cast("Kind", place.kind)
-    config = RendezvousConfig(kind=kind, endpoint=endpoint or run.rendezvous_url, group=place.group)
-    return partial(config.open(environment.variables()).shown, names)
+    config = config_of(run, place)
+    if config.kind == "dir":
+        Path(config.endpoint).stat()  # opened, it would be made
+    return config.open(environment.variables()).shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +124,16 @@ class Watch:
         ours: Place,
         *,
         check: Callable[[], None] = lambda: None,
-        is_here: Callable[[str], bool] = lambda _token: False,
     ) -> Place:
-        """The place of the run directory from now on, under this address or another.
+        """The place of the run directory from now on.
 
         check: raises UsageError where the directory has become another run's, as it may while this
-        node waits. is_here: whether the group that this node found has this token. Raises
-        UsageError while nodes live in another place, StoreFailed.
+        node waits. Raises UsageError while nodes live in another place, StoreFailed.
         """
         while True:
             found = newest(self.run, self.clock)
             number, there = found or (0, None)
-            is_same = there is not None and (
-                (there.address == ours.address and there.kind != ALONE) or is_here(there.token)
-            )
+            is_same = there is not None and there.address == ours.address and there.kind != ALONE
             if there is not None and not is_same and there.kind != NOBODY:
                 refusal = (
                     f"{self.run.url} is in use: its nodes meet in {there}, and this is {ours.kind} at"

@@ -7,8 +7,7 @@ and since when it waits. It changes nothing.
 It does not promise that the state is current when the caller acts on it: compare-and-set decides.
 """
 
-from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend
@@ -16,7 +15,7 @@ from elastic.rendezvous.failure_detector import FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat, counter_of
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.partition import place, ring
+from elastic.rendezvous.partition import ring
 from elastic.rendezvous.reachability import PartitionDetector
 from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
@@ -28,7 +27,7 @@ BEATS_READ_S_PER_NODE = 0.004
 BEATS_READ_PER_KEEP_ALIVE = 8
 # If each node read the heartbeats of all others, a group of N nodes would read N² all the time. Up
 # to ALL_WATCH_ALL nodes do so. In a larger group each reads those of the next WATCHED nodes in the
-# ring that `place` orders, so each node is watched by as many, wherever it stands in rank order. A
+# ring of partition.py, so each node is watched by as many, wherever it stands in rank order. A
 # node that finds one of them silent watches all nodes until none is. A death is then found after
 # one keep-alive, as in a small group, unless all that watch a node die with it: then the nodes that
 # watch those find it, half a keep-alive later. A node that is not watched is presumed alive.
@@ -58,13 +57,14 @@ class GroupObserver:
     has_begun: bool
     partition_detector: PartitionDetector | None
     dead: frozenset[str] = frozenset()
+    timing: Timing = field(init=False)
     _beats_due_s: float = float("-inf")
     _watches_all_until_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.newest = Group()
         self._parsed = b"", self.newest
-        self.timing = Timing(now_s=self.clock.monotonic(), closed_since_s=None, enough_since_s=None)
+        self.begin_wait()
         self._failure_detector = FailureDetector(keep_alive_s=self.settings.keep_alive_s)
         self.alive = frozenset({self.me.id})
 
@@ -103,8 +103,9 @@ class GroupObserver:
         return transitions.count_on(group, self.min_generation, has_begun=self.has_begun)
 
     def begin_wait(self) -> None:
-        """From the next poll on, the time in a group that cannot form counts."""
-        self.timing = replace(self.timing, closed_since_s=None)
+        """From now on the time in a group that cannot form counts."""
+        now_s = self.clock.monotonic()
+        self.timing = Timing(now_s=now_s, closed_since_s=now_s, enough_since_s=now_s)
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:
@@ -151,5 +152,5 @@ def watched_by(me: str, nodes: frozenset[str]) -> frozenset[str]:
     if len(others) < ALL_WATCH_ALL:
         return others
     order = ring(others | {me})
-    after = bisect_right(order, place(me), key=place)
-    return frozenset(order[(after + step) % len(order)] for step in range(WATCHED)) - {me}
+    at = order.index(me)
+    return frozenset(order[(at + step) % len(order)] for step in range(1, WATCHED + 1)) - {me}

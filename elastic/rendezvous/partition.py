@@ -7,8 +7,8 @@ without a further message: each applies this function to the reports in the grou
 take other nodes for alive may differ for a moment; compare-and-set lets one of them form.
 
 Nodes of a small group all probe each other. If all pairs of a wide one did, probes would grow with
-the square of the group: its nodes stand in a few rings, each ordered by another hash of the names,
-and each node probes its neighbours there. A change of membership changes few of these links; and
+the square of the group: its nodes stand in a ring, ordered by a hash of the names, and each node
+probes those at a few distances there. A change of membership changes few of these links; and
 whichever part of the group is cut off, a node of it probes nodes of the rest, but for one chance in
 65 000. All nodes compute the same graph from the group; no message is needed.
 
@@ -28,8 +28,8 @@ UNREACHABLE_AFTER = 1.5
 SETTLED_AFTER = 0.25
 
 ALL_PAIRS = 32  # up to so many nodes, each probes every other
-RINGS = 4
-NEIGHBOURS = 2  # on each side, in each ring
+# To either side in the ring: in a group of more nodes than that, each leads to another node.
+STEPS = (1, 2, 4, 6, 9, 11, 14, 16)
 
 Graph = Mapping[str, frozenset[str]]
 
@@ -43,14 +43,14 @@ class UnreachableReport:
 
 
 @lru_cache(maxsize=65536)
-def place(name: str, number: int = 0) -> bytes:
-    """Where `name` stands in this ring, the same on every node and for ever."""
-    return hashlib.blake2b(name.encode(), digest_size=8, salt=b"%d" % number).digest() + name.encode()
+def _place(name: str) -> bytes:
+    """Where `name` stands in the ring, the same on every node and for ever."""
+    return hashlib.blake2b(name.encode(), digest_size=8).digest() + name.encode()
 
 
 @lru_cache(maxsize=16)
-def ring(names: frozenset[str], number: int = 0) -> tuple[str, ...]:
-    return tuple(sorted(names, key=lambda name: place(name, number)))
+def ring(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=_place))
 
 
 @lru_cache(maxsize=8)
@@ -58,14 +58,12 @@ def probe_graph(names: frozenset[str]) -> Graph:
     """By name, the other nodes that a node probes; it is symmetric."""
     if len(names) <= ALL_PAIRS:
         return {name: names - {name} for name in names}
-    found: dict[str, set[str]] = defaultdict(set)
-    for number in range(RINGS):
-        order = ring(names, number)
-        for at, name in enumerate(order):
-            for distance in range(1, NEIGHBOURS + 1):
-                found[name].add(order[at - distance])
-                found[order[at - distance]].add(name)
-    return {name: frozenset(others) for name, others in found.items()}
+    order = ring(names)
+    both_ways = (*STEPS, *(-step for step in STEPS))
+    return {
+        name: frozenset(order[(at + step) % len(order)] for step in both_ways)
+        for at, name in enumerate(order)
+    }
 
 
 def nodes_to_exclude(order: Sequence[str], reports: Iterable[UnreachableReport]) -> tuple[str, ...]:

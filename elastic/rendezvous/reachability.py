@@ -33,7 +33,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
 
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
@@ -55,12 +54,11 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """hears: whether the sender receives the probes of `receiver`. asks: for an answer at once."""
+    """hears: whether the sender receives the probes of `receiver`, which else answers at once."""
 
     sender: str
     receiver: str
     hears: bool
-    asks: bool = False
 
     def to_json(self) -> bytes:
         return json.dumps(encode(self)).encode()
@@ -93,7 +91,7 @@ class ProbeExchange:
     def set_peers(self, nodes: Iterable[Node], known: Iterable[Node] = ()) -> None:
         """Probe these nodes from now on, and no others; nodes without a port are left out.
 
-        known: those that are answered when they ask, beside the peers. A node that stops its
+        known: those that are answered, beside the peers. A node that stops its
         workers or saves does not read the group, and may not know yet that another is its peer.
         """
         self._peers = self._addresses(nodes)
@@ -108,34 +106,25 @@ class ProbeExchange:
         }
 
     def due(self, now_s: float) -> list[tuple[Probe, Address]]:
-        """What to send once in every `interval_s`; a peer that was not heard of late is asked."""
-        heard = {name for name in self._heard_s if self._is_recent(name, now_s)}
+        """What to send once in every `interval_s`; a peer that was not heard of late answers."""
         return [
-            (self._probe(name, hears=name in heard, asks=name not in heard), where)
+            (self._probe(name, hears=self._is_recent(name, now_s)), where)
             for name, where in self._peers.items()
         ]
 
-    def answer(self, probe: Probe, now_s: float) -> tuple[Probe, Address] | None:
-        """A probe has arrived: the answer to send, before it is counted.
-
-        Were it counted first, this node would withdraw its report while the peer, which waits for
-        our next regular probe, files one against us.
-        """
+    def receive(self, probe: Probe, now_s: float) -> tuple[Probe, Address] | None:
+        """A probe has arrived: what to send at once."""
         where = self._known.get(probe.sender)
         if probe.receiver != self._node_id or where is None:
             return None
-        ends_silence = False
         if probe.sender in self._peers:
-            ends_silence = not self._is_recent(probe.sender, now_s)
             self._heard_s[probe.sender] = now_s
-        return (self._probe(probe.sender, hears=True), where) if probe.asks or ends_silence else None
+            if probe.hears:
+                self.counters[probe.sender] = self.counters.get(probe.sender, 0) + 1
+        return None if probe.hears else (self._probe(probe.sender, hears=True), where)
 
-    def count(self, probe: Probe) -> None:
-        if probe.receiver == self._node_id and probe.hears and probe.sender in self._peers:
-            self.counters[probe.sender] = self.counters.get(probe.sender, 0) + 1
-
-    def _probe(self, name: str, *, hears: bool, asks: bool = False) -> Probe:
-        return Probe(sender=self._node_id, receiver=name, hears=hears, asks=asks)
+    def _probe(self, name: str, *, hears: bool) -> Probe:
+        return Probe(sender=self._node_id, receiver=name, hears=hears)
 
     def _is_recent(self, name: str, now_s: float) -> bool:
         heard_s = self._heard_s.get(name)
@@ -197,26 +186,15 @@ class Probes:
         if probe is None:
             return
         with self._lock:
-            answer = self._exchange.answer(probe, self._clock.monotonic())
+            answer = self._exchange.receive(probe, self._clock.monotonic())
         if answer is not None:
             self._send(*answer)
-        with self._lock:
-            self._exchange.count(probe)
-
-
-class ProbeCounters(Protocol):
-    """What the detector needs of `Probes`."""
-
-    def set_peers(self, nodes: Iterable[Node], known: Iterable[Node] = ()) -> None: ...
-
-    @property
-    def counters(self) -> Mapping[str, int]: ...
 
 
 class PartitionDetector:
     """One node's reports of the peers that it cannot reach. It judges; `Probes` only counts."""
 
-    def __init__(self, probes: ProbeCounters, me: str, keep_alive_s: float) -> None:
+    def __init__(self, probes: Probes | ProbeExchange, me: str, keep_alive_s: float) -> None:
         self._probes = probes
         self._me = me
         self._keep_alive_s = keep_alive_s

@@ -9,7 +9,7 @@ It does not start or stop workers, and does not decide how often a run may fail.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
@@ -20,7 +20,7 @@ from elastic.rendezvous.group_writer import GroupWriter, Verb
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
-from elastic.rendezvous.reachability import PartitionDetector, ProbeCounters
+from elastic.rendezvous.reachability import PartitionDetector, ProbeExchange, Probes
 from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
@@ -114,7 +114,7 @@ class Rendezvous:
         notify: Callable[[str], None] = lambda _reason: None,
         min_generation: int = 0,
         has_begun: bool | None = None,
-        probes: ProbeCounters | None = None,
+        probes: Probes | ProbeExchange | None = None,
         run: RunKey = ANY_RUN,
         is_complete: Callable[[], bool] = lambda: False,
         newest_generation: Callable[[], int] = lambda: 0,
@@ -154,7 +154,6 @@ class Rendezvous:
         )
         self._writer = GroupWriter(self._observer)
         self._entered = 0
-        self._due_close: Callable[[Group], Group] | None = None
         self._reason = ""
         self._is_waiting = True
 
@@ -213,8 +212,10 @@ class Rendezvous:
             # This node stopped its workers while the backend was out of reach, so it could not
             # close the generation. It must do so now: `next_action` would let it ENTER the old one
             # again.
-            close = self._due_close or self._closing(NODE_LOST, step=0, counts=False, failure=None)
-            self._writer.set(version, close(group))
+            closed = transitions.close(
+                group, generation=self._entered, cause=NODE_LOST, step=0, counts=False, failure=None
+            )
+            self._writer.set(version, closed)
             return None
         decision = next_action(
             group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
@@ -288,28 +289,17 @@ class Rendezvous:
         """Close the generation that this node entered last; returns the group after that.
 
         A newer generation stays untouched. Raises BackendFailed, as all that follow; `join` then
-        closes it with the same cause.
+        closes it as if a node were lost.
         """
-        self._due_close = self._closing(cause, step=step, counts=counts, failure=failure)
-        group = self._writer.change(self._due_close)
-        self._due_close = None
-        return group
-
-    @property
-    def is_close_due(self) -> bool:
-        """Whether the last `close` failed, and the generation is closed by the next `join`."""
-        return self._due_close is not None
-
-    def _closing(
-        self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None
-    ) -> Callable[[Group], Group]:
-        return partial(
-            transitions.close,
-            generation=self._entered,
-            cause=cause,
-            step=step,
-            counts=counts,
-            failure=failure,
+        return self._writer.change(
+            partial(
+                transitions.close,
+                generation=self._entered,
+                cause=cause,
+                step=step,
+                counts=counts,
+                failure=failure,
+            )
         )
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
@@ -374,16 +364,6 @@ class Rendezvous:
 
         group = self._writer.change(reopened)
         return group.ended if self._observer.is_ours(group) else None
-
-    def use_place(self, token: str) -> None:
-        """Before the first join: the record by which this node meets the others."""
-        self._observer.settings = replace(self._observer.settings, place=token)
-
-    @property
-    def place_of_group(self) -> str:
-        """The token of this run's group, as of the last poll; empty for none."""
-        group = self._observer.newest
-        return group.settings.place if group.settings and self._observer.is_ours(group) else ""
 
     def check_settings(self) -> None:
         """Before the first join: return once no live node of the group has other settings.
@@ -454,7 +434,7 @@ class Rendezvous:
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
-        self._entered, self._due_close, self._reason = group.generation, None, ""
+        self._entered, self._reason = group.generation, ""
         return Generation.of(group, self._me)
 
     def _notify_once(self, reason: str) -> None:

@@ -43,10 +43,7 @@ ANY_RUN = RunKey()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """place: the token of the record by which this group meets (meeting_place.py); not compared."""
-
     run: RunKey
-    place: Name = field(default="", compare=False, repr=False)
     min_nodes: Annotated[int, bounds(lowest=1, below=10**9)]
     max_nodes: Count
     keep_alive_s: _Seconds

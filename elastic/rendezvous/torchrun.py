@@ -36,9 +36,8 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.store_socket import StoreSockets
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST
-from elastic.system.addresses import HIGHEST_PORT, new_node_id, node_address
+from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import SystemClock
-from elastic.system.untrusted import parse_number
 
 CONNECT_TRIES = 3
 CONNECT_TIMEOUT = timedelta(seconds=10)
@@ -75,20 +74,18 @@ class ElasticRendezvous(RendezvousHandler):
         three generations in a row could not be reached.
         """
         self._close_own()
-        failures, reason = 0, ""
-        while failures < CONNECT_TRIES:
+        reason = ""
+        for _ in range(CONNECT_TRIES):
             generation = self._join()
             try:
-                store = self._open_store(generation.endpoint)
+                return self._entered(generation, self._open_store(generation.endpoint))
             except (RuntimeError, ValueError) as error:
                 # Its store cannot be reached from here, and its heartbeats can. Nodes that did
                 # reach it see the close and join again. Where the place to meet does not answer
                 # either, `join` closes the generation as soon as it does.
-                failures, reason = failures + 1, str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0]
                 with contextlib.suppress(BackendFailed):
                     self._rendezvous.close(NODE_LOST, step=0, counts=False)
-                continue
-            return self._entered(generation, store)
         raise RendezvousConnectionError(
             f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not"
             f" ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
@@ -138,7 +135,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     def _close_own(self) -> None:
         """Close the generation that this node's workers were in; torch's agent does not say why."""
-        if self.generation is None or self._rendezvous.is_close_due:
+        if self.generation is None:
             return
         # If the backend is out of reach, `join` closes the generation as soon as it is back.
         with contextlib.suppress(BackendFailed):
@@ -150,16 +147,13 @@ class ElasticRendezvous(RendezvousHandler):
     def _open_store(self, endpoint: str) -> TCPStore:
         """Serve the store of a generation that this node formed, or connect to the node that does.
 
-        Raises torch's DistError, a RuntimeError; or ValueError for an endpoint of the wrong form.
+        Raises torch's DistError, a RuntimeError; or ValueError for an endpoint without a port.
         """
         own = self._sockets.take(endpoint)
-        host, _, text = endpoint.rpartition(":")
-        port = parse_number(text) or 0
-        if not host or not 0 < port <= HIGHEST_PORT:
-            raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
+        host, _, port = endpoint.rpartition(":")
         store = TCPStore(
             host,
-            port,
+            int(port),
             is_master=own is not None,
             wait_for_workers=False,
             timeout=CONNECT_TIMEOUT,

@@ -76,11 +76,11 @@ PARTITIONED = "because the network between the others and me is cut"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Readings of this node's own monotonic clock, in seconds; None while it is not so."""
+    """Readings of this node's own monotonic clock, in seconds; `now_s` while it is not so."""
 
     now_s: float
-    closed_since_s: float | None  # the group is not open, seen by this node while it waits
-    enough_since_s: float | None  # enough nodes wait for a generation
+    closed_since_s: float  # the group is not open, seen by this node while it waits
+    enough_since_s: float  # enough nodes wait for a generation
 
 
 class GroupAction(Enum):
@@ -138,7 +138,7 @@ def _next_action_forming(
     else:
         reason = f"generation {number} is ready with {', '.join(names)}"
         return GroupDecision(action=GroupAction.FORM, reason=reason)
-    if timing.now_s - _or_now(timing.closed_since_s, timing) > policy.timeout_s:
+    if timing.now_s - timing.closed_since_s > policy.timeout_s:
         return GroupDecision(
             action=GroupAction.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s"
         )
@@ -168,13 +168,9 @@ def _pause(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: Gro
     number = group.generation + 1
     if _is_last_call(group, nodes, timing=timing, policy=policy):
         return f"generation {number} waits {policy.last_call_s:g} s for stragglers"
-    if (pause_s := restart_pause_s(group)) > timing.now_s - _or_now(timing.closed_since_s, timing):
+    if (pause_s := restart_pause_s(group)) > timing.now_s - timing.closed_since_s:
         return f"generation {number} waits {pause_s:g} s, since {group.restarts} restarts in a row brought no step"
     return ""
-
-
-def _or_now(since_s: float | None, timing: Timing) -> float:
-    return timing.now_s if since_s is None else since_s
 
 
 def restart_pause_s(group: Group) -> float:
@@ -197,15 +193,9 @@ def update_timing(
     is_enough = len(nodes) >= policy.min_nodes
     return Timing(
         now_s=now_s,
-        closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
-        enough_since_s=_since(last.enough_since_s, holds=is_enough, now_s=now_s),
+        closed_since_s=last.closed_since_s if is_closed else now_s,
+        enough_since_s=last.enough_since_s if is_enough else now_s,
     )
-
-
-def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
-    if not holds:
-        return None
-    return now_s if since_s is None else since_s
 
 
 def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> bool:
@@ -213,7 +203,7 @@ def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, poli
         return False
     # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
     # two clocks are compared, and when this node dies the next one starts its own count.
-    return timing.now_s - _or_now(timing.enough_since_s, timing) < policy.last_call_s
+    return timing.now_s - timing.enough_since_s < policy.last_call_s
 
 
 def join(group: Group, node: Node) -> Group:

@@ -30,7 +30,7 @@ from elastic.observe.log_shipper import LogShipper
 from elastic.observe.run_uid import claim_local_copies, claim_uid
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.heartbeat import Heartbeat
-from elastic.rendezvous.meeting_place import ALONE, Place, alone_backend
+from elastic.rendezvous.meeting_place import ALONE, Place, config_of
 from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
@@ -192,7 +192,7 @@ def _take_place(run: RunDir) -> None:
     ours = Place(kind=ALONE, who=who[:LONGEST_NAME], keep_alive_s=keep_alive_s)
     # The directory is claimed once this process has its place.
     meeting_place.Watch(run=run, clock=clock, notify=partial(print, flush=True)).take(ours)
-    heartbeat = Heartbeat(alone_backend(run), ours.token, keep_alive_s=keep_alive_s, notify=print)
+    heartbeat = Heartbeat(config_of(run, ours).open({}), ours.token, keep_alive_s=keep_alive_s, notify=print)
     heartbeat.start()
     release = partial(meeting_place.release, run, ours, clock)
     _at_end.extend((release, heartbeat.stop))

@@ -7,7 +7,7 @@ from etcd_servers import free_port
 
 from elastic.errors import RendezvousTimeout, UsageError
 from elastic.rendezvous.backends import etcd_http, select
-from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import EtcdHttp
 from elastic.testing.fakes import FakeClock
@@ -27,22 +27,8 @@ def answers(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(
-    ("environ", "user"),
-    [
-        ({"ETCDCTL_USER": ""}, ""),
-        ({"ETCDCTL_USER": "a:b:c", "ETCDCTL_PASSWORD": "d"}, "a:b:c"),
-        ({"ETCDCTL_USER": "a", "ETCDCTL_PASSWORD": "b"}, "a:b"),
-    ],
-)
-def test_the_user_comes_from_the_variables_of_etcdctl(environ, user):
-    assert etcd_http._user(environ) == user
-
-
 def test_wrong_credentials_and_addresses_are_usage_errors(tmp_path):
-    """A name without a password, a certificate that does not exist, malformed addresses."""
-    with pytest.raises(UsageError, match="only the name 'a'"):
-        EtcdHttp("a", {"ETCDCTL_USER": "a"})
+    """A certificate that does not exist, malformed addresses."""
     with pytest.raises(UsageError, match="ETCDCTL_CACERT"):
         EtcdHttp("a", {"ETCDCTL_CACERT": str(tmp_path / "none.pem")})
     for endpoints in ("ftp://a", "", "a,,b", "https://", "a:99999"):
@@ -65,25 +51,6 @@ def test_an_answer_of_another_program_is_a_failure(answers, status, data):
     answers(lambda _url, _timeout: (status, data))
     with pytest.raises(BackendFailed):
         EtcdBackend("a", "g", {}).read()
-
-
-def test_logging_in_twice_stays_within_the_limit_of_one_call(answers):
-    """Each of log-in, call, second log-in and second call is answered just before its own limit;
-    the member has forgotten the token.
-    """
-    clock = FakeClock()
-    began, urls = clock.now, []
-
-    def answer(url, timeout):
-        clock.now += min(timeout.total, etcd_http.ANSWER_S)
-        urls.append(url.rpartition("/")[2])
-        stale = (401, b'{"code": 16, "message": "invalid auth token"}')
-        return (200, b'{"token": "t"}') if "authenticate" in url else stale
-
-    answers(answer)
-    with pytest.raises(BackendRefused):
-        EtcdHttp("a", {"ETCDCTL_USER": "a:b"}, clock).call("kv/range", {})
-    assert urls == ["authenticate", "range"] * 2 and clock.now - began < etcd_http.CALL_S + 1.0
 
 
 def test_nodes_and_servers_may_start_in_any_order():

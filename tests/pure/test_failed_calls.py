@@ -16,8 +16,7 @@ from scale_servers import Bucket, Etcd, Store, Traffic, folder
 from elastic.errors import StoreFailed
 from elastic.rendezvous import group_writer
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.etcd_http import OutcomeUnknown
-from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.rendezvous.group import Group
 from elastic.rendezvous.group_writer import granted
 from elastic.rendezvous.heartbeat import request_of
@@ -27,7 +26,7 @@ from elastic.rendezvous.rendezvous import Rendezvous
 KEEP_ALIVE_S = 2.0
 ERRORS: dict[str, Exception] = {
     "dir": OSError(5, "Input/output error"),
-    "etcd": OutcomeUnknown("no answer"),
+    "etcd": BackendFailed("no answer"),
     "c10d": BackendFailed("no answer"),
     "objects": StoreFailed("503"),
 }
@@ -83,7 +82,7 @@ class Place(World):
         self.slow_writes: list[tuple[int, bytes]] = []
         for name in ("a", "b", "c"):
             self.start(name)
-        while not (self.group.open and len(self.group.members) == 3):
+        while not all(m.generation and len(m.generation.members) == 3 for m in self.machines.values()):
             self.tick(0.25)
 
     @property
@@ -99,7 +98,7 @@ class Place(World):
         """A client that always asks."""
         client = self.open()
         if isinstance(client, ObjectStoreBackend):
-            client._intervals = NO_DELAY
+            client._state_s = client._beats_s = 0.0
         return client
 
     def poll_all(self, but: str = "") -> None:
@@ -128,6 +127,7 @@ class Place(World):
             with self.calling(name):
                 act(self.machines[name].rendezvous)
         except BackendFailed:
+            self.clock.sleep(0.5)  # an object store is not asked again before
             return True
         finally:
             self.traffic.counts = False

@@ -11,7 +11,7 @@ from elastic.config.run_dir import PLACE, RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.meeting_place import ALONE, KEEP_ALIVES, Place, Watch, alone_backend, beats_at
+from elastic.rendezvous.meeting_place import ALONE, KEEP_ALIVES, Place, Watch, beats_at, config_of
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 
@@ -76,13 +76,6 @@ def test_the_place_of_dead_nodes_makes_way(world: World) -> None:
     world.living = lambda: began < world.now < began + 0.3
     assert world.take(ELSEWHERE) == ELSEWHERE
     assert KEEP_ALIVES * DIR.keep_alive_s <= world.now - began < 1.5 * KEEP_ALIVES * DIR.keep_alive_s
-
-
-def test_one_place_has_two_addresses(world: World) -> None:
-    world.take(ELSEWHERE)
-    world.living = lambda: True
-    other = Place(kind="c10d", endpoint="10.0.0.1:1", group="run")
-    assert world.watch.take(other, is_here=lambda token: token == "2") == ELSEWHERE
 
 
 def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
@@ -159,14 +152,13 @@ def test_a_damaged_place_is_named(world: World, text: str) -> None:
 
 
 def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
-    """Of a process alone only its own; of a folder that is gone none, and that is no silence."""
+    """Of a folder that is gone none, and that is no silence."""
     run = RunDir.parse(str(tmp_path / "run"))
-    for token in "12":
-        alone_backend(run).show(token, "5")
-    assert beats_at(run, Place(kind=ALONE, token="1"))() == {"1": "5"}
-    assert beats_at(run, DIR)() == {}
-    with pytest.raises(FileNotFoundError):
-        beats_at(run, Place(kind="dir", endpoint=str(tmp_path / "gone")))
+    for place in (Place(kind=ALONE), DIR):
+        with pytest.raises(FileNotFoundError):
+            beats_at(run, place)
+        config_of(run, place).open({}).show("1", "5")
+        assert beats_at(run, place)() == {"1": "5"}
 
 
 @pytest.mark.parametrize(

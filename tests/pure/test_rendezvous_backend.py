@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_servers import free_port
+from etcd_servers import end_stores, free_port
 
 from elastic.rendezvous.backends import host
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.host import HostBackend
-from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.testing.fakes import MemoryBackend
 
 Open = Callable[[], Backend]
@@ -41,14 +41,13 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
             yield lambda: EtcdBackend(servers.endpoints, f"a group/{group}", {})
         case "objects":
             bucket = request.getfixturevalue("s3_bucket")
-            yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", intervals=NO_DELAY)
+            yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", state_s=0.0, beats_s=0.0)
         case "c10d":
             port = free_port()
             # A connection takes as long as the machine is busy.
             request.getfixturevalue("monkeypatch").setattr(host, "CONNECT_S", 100.0)
             yield c10d
-    for backend in opened:
-        backend.close()
+    end_stores(*opened)
 
 
 def times(backend: Backend, count: int) -> int:

@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from etcd_servers import free_port
+from etcd_servers import end_stores, free_port
 
 from elastic.rendezvous.backends import host as host_module
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -32,8 +32,7 @@ def nodes(monkeypatch):
         return opened[-1]
 
     yield node
-    for each in opened:
-        each.close()
+    end_stores(*opened)
 
 
 def polled(act):
@@ -46,14 +45,13 @@ def polled(act):
 
 def test_a_name_that_comes_to_mean_this_machine_is_served(nodes, monkeypatch):
     """A pod's agent starts before the pod's name has its new address."""
-    answers = iter([False, True])
-    monkeypatch.setattr(host_module, "is_own_address", lambda _: next(answers))
-    with contextlib.closing(HostBackend(f"127.0.0.1:{free_port()}", "g")) as early:
-        with pytest.raises(BackendFailed):
-            early.read()
-        assert not early.is_host
-        assert polled(early.read) is None
-        assert early.is_host
+    early = nodes()
+    with pytest.raises(BackendFailed):
+        early.read()
+    assert not early.is_host
+    monkeypatch.setattr(host_module, "is_own_address", lambda _: True)
+    assert polled(early.read) is None
+    assert early.is_host
 
 
 def test_exactly_one_node_with_the_address_hosts_the_store(nodes):
@@ -73,7 +71,7 @@ def test_a_survivor_restores_the_newest_state_to_an_empty_store(nodes):
     assert survivor.compare_and_set(None, b'{"generation": 7}')
     assert survivor.compare_and_set(survivor.read()[0], b'{"generation": 7, "two": 2}')
     newest = survivor.read()
-    host.close()
+    end_stores(host, survivor)
     assert not survivor.compare_and_set(newest[0], b"")
     for call in (survivor.read, survivor.shown, lambda: survivor.show("s", "2")):
         with pytest.raises(BackendFailed, match="does the agent on that host run"):
@@ -97,7 +95,7 @@ def test_a_later_generation_wins_over_more_versions(nodes):
     for _ in range(20):
         assert survivor.compare_and_set(version, b'{"generation": 2}')
         version, _ = survivor.read()
-    host.close()
+    end_stores(host, survivor)
     restarted = nodes(host=True)
     assert restarted.compare_and_set(None, b'{"generation": 3}')
     assert polled(survivor.read) == restarted.read()
@@ -142,6 +140,6 @@ def test_another_program_at_the_port_is_a_failure(answer, monkeypatch):
         thread.start()
         node = HostBackend(f"127.0.0.1:{server.getsockname()[1]}", "g")
         says = "timed out" if answer is None else "does the agent on that host run"
-        with contextlib.closing(node), pytest.raises(BackendFailed, match=says):
+        with pytest.raises(BackendFailed, match=says):
             node.read()
         thread.join(timeout=60)

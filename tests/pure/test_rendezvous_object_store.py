@@ -5,16 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 from faulty_storage import Deed, FaultyStorage
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
-from elastic.rendezvous.backends.object_store import (
-    NO_DELAY,
-    ObjectStoreBackend,
-    PollIntervals,
-    newest_version,
-)
+from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 
 SHORT_S = 0.5
 
@@ -30,7 +23,7 @@ def storage(s3, s3_bucket, monkeypatch):
 
 
 def opened(storage, **options):
-    backend = ObjectStoreBackend(storage.url, intervals=NO_DELAY, **options)
+    backend = ObjectStoreBackend(storage.url, state_s=0.0, beats_s=0.0, **options)
     backend.read()
     return backend
 
@@ -50,23 +43,6 @@ def creates(method, path):
 
 def reads(method, path):
     return method == "GET" and "/state/" in path
-
-
-@given(st.integers(0, 3000), st.integers(0, 3000))
-def test_the_newest_version_is_found_from_any_known_one(newest, known):
-    """A node that saw `known` slept. The requests grow with the logarithm of the versions that it
-    missed.
-    """
-    known = min(known, newest)
-    asked = []
-
-    def exists(version):
-        asked.append(version)
-        return version <= newest
-
-    assert newest_version(exists, known) == newest
-    assert len(asked) <= 2 + 2 * (newest - known + 1).bit_length()
-    assert newest > known or len(asked) == 1
 
 
 def test_a_backend_recovers_from_errors_of_the_store(storage):
@@ -125,8 +101,8 @@ def test_an_old_listing_hides_no_version_and_no_node(storage):
 
 def test_a_node_that_asks_rarely_restores_no_old_version(s3_bucket):
     """It polls once an hour. It knows its own writes at once, and a refused write makes it read."""
-    sleeper = ObjectStoreBackend(f"{s3_bucket}/r", intervals=PollIntervals(idle_s=3600.0, active_s=3600.0))
-    busy = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
+    sleeper = ObjectStoreBackend(f"{s3_bucket}/r", state_s=3600.0)
+    busy = ObjectStoreBackend(f"{s3_bucket}/r", state_s=0.0, beats_s=0.0)
     assert sleeper.compare_and_set(None, b"1")
     assert sleeper.read() == (1, b"1") == busy.read()
     for version in range(1, 13):
@@ -140,7 +116,7 @@ def test_storage_that_creates_an_object_twice_is_refused(s3_bucket):
     """A service ignores the condition of a creation: of several nodes that form a generation, each
     would believe that it did.
     """
-    backend = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
+    backend = ObjectStoreBackend(f"{s3_bucket}/r", state_s=0.0, beats_s=0.0)
 
     def create(name, data):
         backend._objects.write(name, data)
@@ -154,4 +130,4 @@ def test_storage_that_creates_an_object_twice_is_refused(s3_bucket):
 def test_a_missing_bucket_is_refused_at_once(s3_bucket):
     """A misspelled name."""
     with pytest.raises(BackendRefused, match="bucket"):
-        ObjectStoreBackend(f"s3://never-made-{uuid.uuid4().hex}/r", intervals=NO_DELAY).read()
+        ObjectStoreBackend(f"s3://never-made-{uuid.uuid4().hex}/r", state_s=0.0, beats_s=0.0).read()

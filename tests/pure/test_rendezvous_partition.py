@@ -1,6 +1,5 @@
 """Which nodes are excluded, against a twin that tries all choices; and datagrams of strangers."""
 
-import contextlib
 import itertools
 import socket
 
@@ -103,25 +102,6 @@ def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
         while not Probe.parse(deaf.recv(1024)).hears:
             pass
     assert a.counters == {}
-
-
-def test_the_first_probe_after_a_silence_is_answered_first(wait_until):
-    """Regular probes are an hour apart. A node withdraws its report once it has counted the probe,
-    and by then the peer must have the answer.
-    """
-    with (
-        contextlib.closing(Probes("a", "127.0.0.1", 3600.0, SystemClock())) as probes,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
-    ):
-        other.bind(("127.0.0.1", 0))
-        probes.set_peers([Node(id="b", address="127.0.0.1", nproc=1, port=other.getsockname()[1])])
-        for _ in range(2):
-            other.sendto(Probe(sender="b", receiver="a", hears=True).to_json(), ("127.0.0.1", probes.port))
-        wait_until(lambda: probes.counters.get("b", 0) >= 2)
-        other.setblocking(False)
-        assert Probe.parse(other.recv(1024)) == Probe(sender="a", receiver="b", hears=True)
-        with pytest.raises(BlockingIOError):  # one that is heard all the time waits for the regular probe
-            other.recv(1024)
 
 
 def test_malformed_and_forged_datagrams_do_no_harm(opened, wait_until):

@@ -11,10 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import urllib3
+
+from elastic.rendezvous.backends.host import HostBackend
 
 LIMIT_S = 60.0
 
@@ -23,6 +26,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def end_stores(*nodes: HostBackend) -> None:
+    """As where the processes of c10d nodes end."""
+    for each in nodes:
+        if each._server is not None:
+            each._server.shutdown()
+            each._server.server_close()
+            each._server = None
+        if each._socket is not None:
+            with suppress(OSError):  # the other end has closed it
+                each._socket.shutdown(socket.SHUT_RDWR)
 
 
 def etcd_program() -> Path:

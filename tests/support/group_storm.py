@@ -274,10 +274,9 @@ class Storm(FakeClock):
         machine = self.machines.get(probe.receiver)
         if machine is None or machine.is_frozen:
             return
-        answer = machine.probes.answer(probe, self.now)
+        answer = machine.probes.receive(probe, self.now)
         if answer is not None:
             self._send(probe.receiver, answer[0])
-        machine.probes.count(probe)
 
     def check_history(self) -> None:
         """Generations only grow, one is open at a time, and its nodes believe what was formed."""

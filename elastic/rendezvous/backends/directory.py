@@ -4,8 +4,8 @@ state-<version>.json   the newest number counts; the newest 16 are kept
 beats/<node>           the text of one node
 .elastic-<unique>      being written; after an hour every node may remove it
 
-On a full disk, a new version takes the room of an older one, which is removed, and heartbeats are
-overwritten in place, so that the group goes on.
+On a full disk, a new version takes the room of an older one, which is removed, and heartbeats need
+none, so that the group goes on: each is written over the one before. A part of one is none.
 
 It needs a file system with hard links and atomic renames that all nodes share. A network file
 system may show old listings for seconds, and opening a file by its name asks the server. A version
@@ -33,7 +33,6 @@ from elastic.system.files import (
     make_folders,
     overwrite,
     read_regular,
-    replace_whole,
 )
 
 BEATS = "beats"
@@ -78,11 +77,23 @@ class DirectoryBackend:
 
     def show(self, node_id: str, text: str) -> None:
         with self._failures("write a heartbeat"):
-            self._replace(self._path / BEATS / _quoted(node_id), text.encode())
+            target, data = self._path / BEATS / _quoted(node_id), text.encode()
+            try:
+                overwrite(target, data)
+            except FileNotFoundError:
+                make_folders(target.parent)
+                overwrite(target, data)
+            cut(target, len(data))
 
     def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
+        folder, found = self._path / BEATS, {}
         with self._failures("read heartbeats"):
-            return read_shown(self._path, node_ids)
+            names = [each.name for each in listing(folder)] if node_ids is None else map(_quoted, node_ids)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError, NotRegularFile):
+                    data = read_regular(folder / name, _TEXT_LIMIT_BYTES)
+                    found[unquote(name)] = data.decode(errors="replace")
+        return found
 
     def _prepare(self) -> None:
         probe = self._draft()
@@ -167,18 +178,6 @@ class DirectoryBackend:
             self._state(older[0]).unlink(missing_ok=True)
         return bool(older)
 
-    def _replace(self, target: Path, value: bytes) -> None:
-        try:
-            replace_whole(target, value, fsync=False, draft=self._draft())
-        except FileNotFoundError:
-            make_folders(target.parent)
-            replace_whole(target, value, fsync=False, draft=self._draft())
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            overwrite(target, value)
-            cut(target, len(value))
-
     def _draft(self) -> Path:
         return self._path / f"{_DRAFT}{uuid.uuid4().hex}"
 
@@ -192,16 +191,6 @@ class DirectoryBackend:
                 # repeated.
                 f"could not {what} in {self._path}: {error.strerror or error}; trying again at the next poll"
             ) from error
-
-
-def read_shown(path: Path, node_ids: Collection[str] | None) -> dict[str, str]:
-    """The texts of these nodes, None: of all, in a rendezvous folder. Raises OSError."""
-    folder, found = path / BEATS, {}
-    names = [each.name for each in listing(folder)] if node_ids is None else map(_quoted, node_ids)
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, NotRegularFile):
-            found[unquote(name)] = read_regular(folder / name, _TEXT_LIMIT_BYTES).decode(errors="replace")
-    return found
 
 
 def _quoted(node_id: str) -> str:

@@ -4,9 +4,8 @@ elastic/<group>/group        the shared state
 elastic/<group>/beat/<node>  the text of one node, under a lease of one minute
 
 A write names the revision that it succeeds. A read names the revision that it knows, and gets the
-value only if there is another. The same transaction reads the texts of a few nodes. Reads are
-linearizable: every node sees what another has written. No training node is special, and no member
-of the cluster either while a majority runs.
+value only if there is another. Reads are linearizable: every node sees what another has written. No
+training node is special, and no member of the cluster either while a majority runs.
 
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
 error, and never taken for an empty group.
@@ -14,12 +13,11 @@ error, and never taken for an empty group.
 
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
-from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.etcd_http import EtcdHttp, OutcomeUnknown, StoredKey
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
+from elastic.rendezvous.backends.etcd_http import EtcdHttp
 from elastic.system.clock import Clock, SystemClock
 
 LEASE_S = 60
@@ -43,18 +41,12 @@ class EtcdBackend:
         self._newest = 0, b""  # revision and value
 
     def read(self) -> tuple[int, bytes] | None:
-        return self._read_with_texts(())[0]
-
-    def _read_with_texts(self, node_ids: Collection[str]) -> tuple[tuple[int, bytes] | None, dict[str, str]]:
         group, seen = self._key("group"), self._newest[0]
-        beats = [_range(self._key(_BEAT + name)) for name in sorted(node_ids)]
         found = self._etcd.call(
-            "kv/txn",
-            {"compare": [_is_at(group, seen)], "success": beats, "failure": [_range(group), *beats]},
+            "kv/txn", {"compare": [_is_at(group, seen)], "failure": [{"request_range": {"key": group}}]}
         )
-        ranges = list(found.ranges)
         if not found.succeeded:
-            stored = next(iter(ranges.pop(0)), None) if ranges else None
+            stored = next(iter(found.kvs), None)
             revision = 0 if stored is None else int(stored.mod_revision)
             if stored is None or revision < seen:
                 raise BackendFailed(
@@ -62,7 +54,7 @@ class EtcdBackend:
                     f" restored from an older copy; stop all agents of the run (SIGTERM: their last step is saved) and start them again"
                 )
             self._newest = revision, _bytes(stored.value)
-        return self._newest if self._newest[0] else None, self._texts(ranges)
+        return self._newest if self._newest[0] else None
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         key = self._key("group")
@@ -71,7 +63,9 @@ class EtcdBackend:
             return self._etcd.call(
                 "kv/txn", {"compare": [_is_at(key, version or 0)], "success": [put]}
             ).succeeded
-        except OutcomeUnknown:
+        except BackendRefused:
+            raise
+        except BackendFailed:
             return False  # It may have won all the same. The next read finds out.
 
     def show(self, node_id: str, text: str) -> None:
@@ -92,24 +86,19 @@ class EtcdBackend:
 
     def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         if node_ids is not None and len(node_ids) <= NAMED_AT_MOST:
-            return self._read_with_texts(node_ids)[1]
-        # The first name after all that begin so.
-        query = {"key": self._key(_BEAT), "range_end": self._key("beat0")}
-        found = self._texts((self._etcd.call("kv/range", query).kvs,))
-        return {name: found[name] for name in (found if node_ids is None else found.keys() & node_ids)}
-
-    def _texts(self, ranges: Iterable[tuple[StoredKey, ...]]) -> dict[str, str]:
-        """By node, what was found of its key."""
+            queries = [{"key": self._key(_BEAT + name)} for name in sorted(node_ids)]
+        else:  # range_end: the first name after all that begin so
+            queries = [{"key": self._key(_BEAT), "range_end": self._key("beat0")}]
+        kvs = self._etcd.call("kv/txn", {"success": [{"request_range": query} for query in queries]}).kvs
         begin = len(self._prefix + _BEAT)
-        found = {_bytes(each.key)[begin:]: _bytes(each.value) for kvs in ranges for each in kvs}
-        return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+        found = {
+            _bytes(each.key)[begin:].decode(errors="replace"): _bytes(each.value).decode(errors="replace")
+            for each in kvs
+        }
+        return {name: found[name] for name in (found if node_ids is None else found.keys() & node_ids)}
 
     def _key(self, name: str) -> str:
         return _text((self._prefix + name).encode())
-
-
-def _range(key: str) -> dict[str, Any]:
-    return {"request_range": {"key": key}}
 
 
 def _is_at(key: str, revision: int) -> dict[str, str]:

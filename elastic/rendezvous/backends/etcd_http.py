@@ -1,15 +1,13 @@
 """A call is answered by the first member of an etcd cluster that can, or fails within seconds.
 
-The failure says whether the call may have taken effect. Spoken is the JSON gateway of etcd v3 (3.4
-and newer), one POST for each call. TLS, client certificates and the user come from the variables of
-etcdctl.
+Spoken is the JSON gateway of etcd v3 (3.4 and newer), one POST for each call. TLS, client
+certificates and the user come from the variables of etcdctl.
 
 It knows nothing of groups. It does not promise that a call takes effect only once: a request whose
 answer is lost is sent to the next member too, so callers make requests that may be repeated.
 """
 
 import ssl
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
+from urllib3.exceptions import HTTPError, SSLError
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
@@ -34,11 +32,7 @@ CALL_S = 3.0
 
 _NOT_FOUND = 5  # codes of gRPC; here of a lease
 _UNAUTHENTICATED = 16
-_STALE_TOKEN = ("invalid auth token", "revision in header is old", "user name is empty")
-
-
-class OutcomeUnknown(BackendFailed):
-    """The request was sent and no answer came: it may take effect, now or later."""
+_LOG_IN = ("invalid auth token", "revision in header is old", "user name is empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +63,6 @@ class Answer:
     `code` is one of gRPC, of a refusal. Versions differ in whether `message` or `error` says why.
     """
 
-    kvs: tuple[StoredKey, ...] = ()
     responses: tuple[Response, ...] = ()
     succeeded: bool = False
     ID: str = ""
@@ -79,17 +72,13 @@ class Answer:
     error: str = ""
 
     @property
-    def ranges(self) -> tuple[tuple[StoredKey, ...], ...]:
-        """What each request of a transaction found."""
-        return tuple(response.response_range.kvs for response in self.responses)
+    def kvs(self) -> tuple[StoredKey, ...]:
+        """What the requests of a transaction found."""
+        return tuple(key for response in self.responses for key in response.response_range.kvs)
 
     @property
     def reason(self) -> str:
         return self.message or self.error
-
-    @property
-    def is_of_an_old_token(self) -> bool:
-        return self.code == _UNAUTHENTICATED or any(text in self.reason for text in _STALE_TOKEN)
 
 
 class EtcdHttp:
@@ -101,43 +90,46 @@ class EtcdHttp:
         """
         self._urls = tuple(_url(endpoint) for endpoint in endpoints.split(","))
         self._clock = SystemClock() if clock is None else clock
-        self._user, self._pool = _user(environ), _pool(environ)
+        self._user, self._pool = environ.get("ETCDCTL_USER", ""), _pool(environ)
         self._at = 0
-        self._token: str | None = None
-        self._lock = threading.Lock()
+        self._token = ""
 
     def call(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """POST `body` to `/v3/<path>`, trying each member at most twice, for 3 s in all, with a
+        """POST `body` to `/v3/<path>`, trying each member at most twice, none after 3 s, with a
         log-in where the member asks for one.
 
-        Raises OutcomeUnknown if a member received the request and no member answered; BackendFailed
-        if no member was reached; BackendRefused if each member refused.
+        Raises BackendFailed if no member answered, whatever has taken effect by then;
+        BackendRefused if each member refused.
         """
         deadline = self._clock.monotonic() + CALL_S
-        failures: list[BackendFailed] = []
-        for turn in range(2 * len(self._urls)):
-            if failures and self._clock.monotonic() >= deadline:
-                break
+        turn = 0
+        while True:
+            turn += 1
             try:
-                return self._answered(self._urls[self._at % len(self._urls)], path, body, deadline)
+                return self._answered(self._urls[self._at % len(self._urls)], path, body)
             except BackendFailed as error:
-                if isinstance(error, BackendRefused) and turn >= len(self._urls) - 1:
-                    raise
-                failures.append(error)
                 # Not locked: two threads that fail at once skip two members, which does no harm.
                 self._at += 1
-        may_be_done = any(isinstance(error, OutcomeUnknown) for error in failures)
-        raise OutcomeUnknown(str(failures[-1])) if may_be_done else failures[-1]
+                most = len(self._urls) * (1 if isinstance(error, BackendRefused) else 2)
+                if turn >= most or self._clock.monotonic() >= deadline:
+                    raise
 
-    def _answered(self, url: str, path: str, body: Mapping[str, Any], deadline: float) -> Answer:
-        """The answer of one member. A token that it does not know is replaced once.
-
-        Tokens expire, and a restarted member may have forgotten all of them.
+    def _answered(self, url: str, path: str, body: Mapping[str, Any]) -> Answer:
+        """The answer of one member. It may ask for a log-in at any time: tokens expire, and a
+        restarted member may have forgotten all of them.
         """
-        answer = self._ask(url, path, body, self._current_token(url, deadline), deadline)
-        if self._user and answer.code and answer.is_of_an_old_token:
-            self._token = None
-            answer = self._ask(url, path, body, self._current_token(url, deadline), deadline)
+        answer = self._ask(url, path, body)
+        asks = answer.code == _UNAUTHENTICATED or any(text in answer.reason for text in _LOG_IN)
+        if self._user and answer.code and asks:
+            name, _, password = self._user.partition(":")
+            self._token = ""
+            entry = self._ask(url, "auth/authenticate", {"name": name, "password": password})
+            if entry.code:
+                raise BackendRefused(
+                    f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {entry.reason}"
+                )
+            self._token = entry.token
+            answer = self._ask(url, path, body)
         if not answer.code:
             return answer
         raise BackendRefused(
@@ -145,29 +137,14 @@ class EtcdHttp:
             f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
         )
 
-    def _current_token(self, url: str, deadline: float) -> str:
-        """Empty without a user, and for a server without authentication."""
-        with self._lock:
-            if self._token is None and self._user:
-                name, _, password = self._user.partition(":")
-                body = {"name": name, "password": password}
-                answer = self._ask(url, "auth/authenticate", body, "", deadline)
-                if answer.code and "not enabled" not in answer.reason:
-                    raise BackendRefused(
-                        f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {answer.reason}"
-                    )
-                self._token = answer.token
-            return self._token or ""
-
-    def _ask(self, url: str, path: str, body: Mapping[str, Any], token: str, deadline: float) -> Answer:
-        left_s = max(deadline - self._clock.monotonic(), 0.1)
+    def _ask(self, url: str, path: str, body: Mapping[str, Any]) -> Answer:
         try:
             response = self._pool.request(
                 "POST",
                 f"{url}/v3/{path}",
                 json=body,
-                headers={"Authorization": token} if token else {},
-                timeout=urllib3.Timeout(connect=CONNECT_S, read=ANSWER_S, total=left_s),
+                headers={"Authorization": self._token} if self._token else {},
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=ANSWER_S),
             )
         except (HTTPError, OSError) as error:
             raise _unanswered(url, error) from error
@@ -178,12 +155,12 @@ def _answer(url: str, status: int, data: bytes) -> Answer:
     try:
         answer = decode(Answer, data, what=f"the answer of etcd at {url}", exact=False)
     except ValueError as error:
-        raise OutcomeUnknown(f"{error} (HTTP {status}); is it etcd 3.4 or newer?") from error
+        raise BackendFailed(f"{error} (HTTP {status}); is it etcd 3.4 or newer?") from error
     if answer.code == _NOT_FOUND:
         raise BackendFailed(f"{url} has no such thing: {answer.reason}")
     if status == HTTPStatus.OK or (answer.code and status < HTTPStatus.INTERNAL_SERVER_ERROR):
         return answer
-    raise OutcomeUnknown(
+    raise BackendFailed(
         f"etcd at {url} could not do it now: {answer.reason or repr(data[:200])} (HTTP {status}); does a majority of its members run?"
     )
 
@@ -194,22 +171,9 @@ def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
             f"etcd at {url} should prove who it is by TLS, and accept us, but: {error}; check ETCDCTL_CACERT, ETCDCTL_CERT and"
             f" ETCDCTL_KEY, and that the certificate names this host"
         )
-    advice = "is it running, and reachable from this machine?"
-    if isinstance(error, NewConnectionError | ConnectTimeoutError):
-        return BackendFailed(f"etcd at {url} should answer, but cannot be reached ({error}); {advice}")
-    return OutcomeUnknown(f"etcd at {url} took a request and did not answer ({error}); {advice}")
-
-
-def _user(environ: Mapping[str, str]) -> str:
-    """`name:password`, or nothing. The password may be in ETCDCTL_PASSWORD. Raises UsageError."""
-    user, password = environ.get("ETCDCTL_USER", ""), environ.get("ETCDCTL_PASSWORD", "")
-    if not user or ":" in user:
-        return user
-    if not password:
-        raise UsageError(
-            f"ETCDCTL_USER should be name:password, found only the name {user!r}; add :password, or set ETCDCTL_PASSWORD"
-        )
-    return f"{user}:{password}"
+    return BackendFailed(
+        f"etcd at {url} did not answer ({error}); is it running, and reachable from this machine?"
+    )
 
 
 def _pool(environ: Mapping[str, str]) -> urllib3.PoolManager:

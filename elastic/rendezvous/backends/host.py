@@ -17,7 +17,6 @@ import socket
 import socketserver
 import threading
 import uuid
-from base64 import b64decode, b64encode
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -42,7 +41,7 @@ class Entry:
 
     version: Version = 0
     writer: str = ""
-    value: str = ""  # base64
+    value: str = ""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -101,7 +100,7 @@ class GroupInMemory:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """The groups in this process's memory, for as long as it is not closed."""
+    """The groups in this process's memory, for as long as it lives."""
 
     daemon_threads = True
 
@@ -111,7 +110,6 @@ class _Server(socketserver.ThreadingTCPServer):
         self.socket = listener
         self.lock = threading.Lock()
         self.groups: dict[str, GroupInMemory] = {}
-        self.connections: set[socket.socket] = set()
         threading.Thread(target=self.serve_forever, name="rendezvous-host", daemon=True).start()
 
     def answer(self, line: bytes) -> bytes:
@@ -123,24 +121,13 @@ class _Server(socketserver.ThreadingTCPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """A connection that breaks, or has no thread to serve it, ends alone."""
 
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
-        for connection in list(self.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
 
 class _Connection(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        self.server.connections.add(self.connection)
-        try:
-            while line := self.rfile.readline(LINE_LIMIT_BYTES):
-                self.wfile.write(self.server.answer(line))
-        finally:
-            self.server.connections.discard(self.connection)
+        while line := self.rfile.readline(LINE_LIMIT_BYTES):
+            self.wfile.write(self.server.answer(line))
 
 
 class HostBackend:
@@ -160,30 +147,18 @@ class HostBackend:
         """Whether the store is served by this process."""
         return self._server is not None
 
-    def close(self) -> None:
-        """Disconnect, and end the store if this process serves it."""
-        with self._lock:
-            server, self._server = self._server, None
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
-            if server is not None:
-                server.close()
-
     def read(self) -> tuple[int, bytes] | None:
         with self._lock:
             newest = self._ask("state", seen=replace(self._seen, value="")).newest
             if newest.order < self._seen.order:  # the store was lost
                 newest = self._ask("state", seen=self._seen).newest
             if newest.order > self._seen.order:
-                _bytes(newest.value)
                 self._seen = newest
-            return (self._seen.version, _bytes(self._seen.value)) if self._seen.version else None
+            seen = self._seen
+            return (seen.version, seen.value.encode(errors="replace")) if seen.version else None
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         with self._lock:
-            if self._seen.version != (version or 0) or not version:
-                self.read()
             if self._seen.version != (version or 0):
                 return False
             # After the store was lost, two histories can meet: that of a survivor, with many
@@ -191,8 +166,8 @@ class HostBackend:
             # The later generation must win. So each begins, with the value that forms it, at a
             # version above all that the one before could reach.
             lowest = generation_of(value) * VERSIONS_PER_GENERATION
-            text = b64encode(value).decode()
-            new = Entry(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=text)
+            number = max(version or 0, lowest) + 1
+            new = Entry(version=number, writer=uuid.uuid4().hex, value=value.decode())
             # If the answer is lost, the write may have won all the same. The next read finds out.
             with contextlib.suppress(BackendFailed):
                 expected = replace(self._seen, value="")
@@ -222,7 +197,8 @@ class HostBackend:
                 if self._socket is None:
                     self._socket = self._open()
                 self._socket.sendall(line)
-                return decode(Answer, _line(self._socket), what="answer")
+                with self._socket.makefile("rb") as answers:
+                    return decode(Answer, answers.readline(LINE_LIMIT_BYTES), what="answer")
             except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no thread can begin
                 if self._socket is not None:  # it may be in the middle of an answer
                     self._socket.close()
@@ -268,22 +244,3 @@ def is_address(host: str) -> bool:
         ipaddress.ip_address(host)
         return True
     return host == "localhost"
-
-
-def _line(opened: socket.socket) -> bytes:
-    found = bytearray()
-    while not found.endswith(b"\n"):
-        part = opened.recv(65536)
-        if not part:
-            raise ConnectionError("the store has ended")
-        found += part
-        if len(found) > LINE_LIMIT_BYTES:
-            raise ValueError("does another program use that port?")
-    return bytes(found)
-
-
-def _bytes(value: str) -> bytes:
-    try:
-        return b64decode(value, validate=True)
-    except ValueError as error:
-        raise BackendFailed(f"expected the group in base64, found {value[:40]!r}") from error

@@ -4,22 +4,22 @@ state/<version>    the versions from 1 on, without gaps; a few for each generati
 beats/<node>       the text of one node, overwritten
 exclusive          shows that this storage refuses to create an object twice
 
-The newest version is the one without a successor. It is looked for by name and never in a listing,
-because a listing may be old. So a version once seen is never unseen, and a node that slept for
-hours finds all that it missed. Texts are read by the names of nodes, too: only a caller that asks
-for those of all nodes needs a listing. A node that a listing lacks is found by the next.
-Savers are fenced by the newest version itself, read when they ask (uploader/fence.py).
+The newest version is the one without a successor. It is looked for by name, because a listing may
+be old; only a process that knows none begins with what is listed. So a version once seen is never
+unseen, and a node that slept for hours finds all that it missed. Texts are read by the names of
+nodes, too: only a caller that asks for those of all nodes needs a listing. A node that a listing
+lacks is found by the next. Savers are fenced by the newest version itself, read when they ask
+(uploader/fence.py).
 
-Requests cost time and money, so answers are used for a while; `PollIntervals` says for how long.
+Requests cost time and money, so answers are used for a while.
 
 It does not promise to work in a service that ignores the condition of a creation: the first call
 finds that out, and refuses.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from elastic.errors import StoreFailed
@@ -27,58 +27,29 @@ from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.storage.remote import Objects
 from elastic.storage.store import StoreRefused
 from elastic.system.clock import Clock, SystemClock
+from elastic.system.untrusted import parse_number
 
 _STATE = "state/"
 _BEATS = "beats/"
 _PROOF = "exclusive"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollIntervals:
-    """The shortest time between two requests, in seconds.
-
-    For the group's state `active_s` while it has changed within `active_for_s`, else `idle_s`.
-    `beats_s` for texts of named nodes. `failed_s` after a failure.
-    """
-
-    active_s: float = 0.2
-    active_for_s: float = 10.0
-    idle_s: float = 1.0
-    beats_s: float = 2.0
-    failed_s: float = 1.0
-
-
-NO_DELAY = PollIntervals(active_s=0.0, idle_s=0.0, beats_s=0.0, failed_s=0.0)
-
-
-def newest_version(exists: Callable[[int], bool], known: int) -> int:
-    """The highest version, of versions without gaps; `known` exists or is 0.
-
-    Galloping search: one request if nothing came after `known`, else about 2 log2 of what came.
-    """
-    low, stride = known, 1
-    while exists(low + stride):
-        low, stride = low + stride, stride * 2
-    high = low + stride
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if exists(middle) else (low, middle)
-    return low
+STATE_S, BEATS_S = 0.5, 2.0
 
 
 class ObjectStoreBackend:
     def __init__(
-        self, url: str, *, intervals: PollIntervals | None = None, clock: Clock | None = None
+        self, url: str, *, state_s: float = STATE_S, beats_s: float = BEATS_S, clock: Clock | None = None
     ) -> None:
-        """`url`: a folder for this group only. Makes no request yet."""
+        """`url`: a folder for this group only. Makes no request yet.
+
+        state_s, beats_s: between two requests for the group's state, and for texts of named nodes.
+        """
         self._objects = Objects(url)
-        self._intervals = PollIntervals() if intervals is None else intervals
+        self._state_s, self._beats_s = state_s, beats_s
         self._clock = SystemClock() if clock is None else clock
         # Two locks: while a request for the state hangs, this node's heartbeats must go on.
         self._state_lock, self._shown_lock = threading.RLock(), threading.Lock()
         self._version, self._value = 0, b""
         self._highest = 0  # known to exist, whether its value was read or not
-        self._changed_s = float("-inf")
         self._next_read_s = float("-inf")
         self._problem = ""
         self._is_exclusive = False
@@ -125,15 +96,14 @@ class ObjectStoreBackend:
             else:
                 wanted = set(node_ids)
             if node_ids is None or now_s >= self._next_beats_s or not wanted <= self._shown.keys():
-                self._next_beats_s = now_s + self._intervals.failed_s
                 found = self._objects.read_all(_beat(node_id) for node_id in wanted)
-                self._next_beats_s = now_s + self._intervals.beats_s
+                self._next_beats_s = now_s + self._beats_s
                 for node_id in wanted:
                     self._shown[node_id] = found.get(_beat(node_id), b"").decode(errors="replace")
             return {node_id: self._shown[node_id] for node_id in wanted if self._shown[node_id]}
 
     def _refresh(self) -> None:
-        self._next_read_s = self._clock.monotonic() + self._intervals.failed_s
+        self._next_read_s = self._clock.monotonic() + self._state_s
         self._problem = ""
         try:
             with _failures("the group's state"):
@@ -142,31 +112,27 @@ class ObjectStoreBackend:
         except BackendFailed as error:
             self._problem = str(error)
             raise
-        now_s = self._clock.monotonic()
-        is_active = now_s - self._changed_s < self._intervals.active_for_s
-        self._next_read_s = now_s + (self._intervals.active_s if is_active else self._intervals.idle_s)
 
     def _catch_up(self) -> None:
-        values: dict[int, bytes] = {}
-
-        def exists(version: int) -> bool:
-            value = self._objects.read(_state(version))
-            if value is not None:
-                values[version] = value
-            return value is not None
-
-        newest = newest_version(exists, self._version)
+        newest, value = self._version, self._value
+        if not newest:
+            listed = (
+                parse_number(name[len(_STATE) : -len(".json")]) for name in self._objects.listed(_STATE)
+            )
+            self._highest = max([self._highest, *filter(None, listed)])
+            newest = max(0, self._highest - 1)
+        while (found := self._objects.read(_state(newest + 1))) is not None:
+            newest, value = newest + 1, found
         if newest < self._highest:
             raise BackendFailed(
                 f"version {self._highest} of the group in {self._objects.url} exists and cannot be found; trying again at the next poll"
             )
         if newest > self._version:
-            self._adopt(newest, values[newest])
+            self._adopt(newest, value)
 
     def _adopt(self, version: int, value: bytes) -> None:
         self._version, self._value = version, value
         self._highest = max(self._highest, version)
-        self._changed_s = self._clock.monotonic()
 
     def _check_exclusive(self) -> None:
         """Raises BackendRefused if nodes could overwrite each other's versions."""
