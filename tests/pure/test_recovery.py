@@ -56,23 +56,18 @@ def test_phases_lie_between_the_events_and_add_up():
 
 TOO_LATE = {FaultInjected: 102.5, WorkerExited: 107.05}
 HUNG = logged("hang_detected", 106.9, rank=1, place="step", silence_s=0.5, limit_s=0.4, reason="r")
+VICTIM = exited(106.9, 1, 0, code=70, victim=True)
 RAISED = logged("worker_failed", 106.95, rank=0, message="ValueError: no\nmore", traceback="")
 
 
 @pytest.mark.parametrize(
     ("cause", "signs", "before", "after", "said"),
     [
-        (
-            "failure",
-            [exited(106.9, 1, 0, code=70, victim=True), KILLED[3]],
-            "ab",
-            "ab",
-            "was killed by SIGKILL",
-        ),
+        ("failure", [VICTIM, KILLED[3]], "ab", "ab", "was killed by SIGKILL"),
         ("failure", [exited(106.9, 1, 0, code=1), RAISED], "ab", "ab", "rank 0 failed (ValueError: no)"),
         ("failure", [exited(106.9, 1, 0, code=3)], "ab", "ab", "rank 0 failed (exit code 3)"),
         ("failure", [HUNG, KILLED[3]], "ab", "ab", "after 0.86 s: rank 1 hung"),
-        ("failure", [exited(106.9, 1, 0, code=70, victim=True)], "ab", "ab", "after 0.36 s: failure"),
+        ("failure", [VICTIM], "ab", "ab", "after 0.36 s: failure"),
         ("node lost", [], "ab", "a", "node lost: b"),
         ("node left", [], "abc", "a", "node left: b, c"),
         ("node joined", [], "a", "ab", "node joined: b"),

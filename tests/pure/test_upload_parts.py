@@ -57,20 +57,12 @@ def test_a_restored_event_gets_lost_steps_of_other_nodes():
 
 def test_names_of_parts_are_read_back():
     """A node's name with a dash and a dot, and names of other things."""
-    name = upload_parts.part_name("events/host.a-1-agent.jsonl", 4096)
-    assert upload_parts.uploaded_bytes(
-        {
-            name: 10,
-            "events/host.a-1-agent.jsonl": 99_999,
-            upload_parts.part_name("events/host.a-1-agent.jsonl", 0): 4096,
-        }
-    ) == {"events/host.a-1-agent.jsonl": 4106}
-    names = [
-        upload_parts.metrics_part_name(2, 4, 9, "a-b.c-1"),
-        upload_parts.metrics_part_name(2, 10, 12, "z"),
-        "metrics/other",
-    ]
-    assert upload_parts.uploaded_steps(names) == {2: 12}
+    source, part = "events/host.a-1-agent.jsonl", upload_parts.part_name
+    sizes = {part(source, 4096): 10, source: 99_999, part(source, 0): 4096}
+    assert upload_parts.uploaded_bytes(sizes) == {source: 4106}
+    nodes = {(4, 9): "a-b.c-1", (10, 12): "z"}
+    names = [upload_parts.metrics_part_name(2, *steps, node) for steps, node in nodes.items()]
+    assert upload_parts.uploaded_steps([*names, "metrics/other"]) == {2: 12}
 
 
 def test_a_part_of_a_file_ends_with_a_line(tmp_path, monkeypatch):
