@@ -74,7 +74,7 @@ def _check(origin: Origin, file: str, path: Path, *, overwrite: bool) -> None:
 def tensors_of(document: dict[str, Any], entry: str) -> dict[str, str]:
     """By name in the entry, in its order: each tensor's name in the image.
 
-    document: JSON of all objects of a State, as train/state/document.py writes it. An entry is all
+    document: JSON of all objects of a State, as train/state/flat.py writes it. An entry is all
     that an object has, as `model`, or what begins with it, as `model.encoder`. Raises UsageError
     for a missing one, or one with other values than tensors: none of them is left out in
     silence.
@@ -110,10 +110,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str | None]]:
     elif kind in ("float", "float64"):
         yield path, None
     else:
-        items = (
-            enumerate(content) if kind in ("list", "tuple") else content[0] if kind == "module" else content
-        )
-        for name, item in items:
+        for name, item in enumerate(content) if kind in ("list", "tuple") else content:
             yield from _leaves(item, f"{path}.{name}")
 
 

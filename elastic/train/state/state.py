@@ -1,7 +1,7 @@
 """State is everything that must survive; each value comes back as it was: type, bits, order.
 
 It is a set of objects with `state_dict`, flattened into tensors and one JSON document
-(document.py). A tensor also has its dtype, its strides and its alignment back, where an object's
+(flat.py). A tensor also has its dtype, its strides and its alignment back, where an object's
 load_state_dict would change them (load.py): kernels choose by them, and may round differently.
 
 It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
