@@ -31,7 +31,7 @@ from elastic.uploader.protocol import SaveResult, SaveState
 
 POLL_S = 0.1
 LOOK_SHARE = 0.25  # of the time that is left for a save: how long one look for it may take
-RETRY_S, LONGEST_RETRY_S = 0.5, 2.0  # pauses between the tries of a save
+RETRY_S = 0.25  # between the looks for a save, or its tries
 
 
 def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) -> bool:
@@ -68,20 +68,27 @@ def ensure_committed(parts: AgentParts, *, others: bool) -> None:
     others: other nodes go on with the same state. They are given half of the time to commit it: the
     node of their rank 0 offers it to its uploader as soon as their next generation starts, and a
     second upload of the same bytes would only compete with theirs. Where their generation fences
-    the save of this node, they are given the rest.
+    the save of this node, they are given the rest. A save that fails is tried again: the uploader
+    may have been killed, or the disk full for a moment. One try is made also where no time is left:
+    a save that is handed over may still end.
     """
     if (newest := parts.memory.newest) is None:
         return
-    step, is_over = newest.info.step, _end_of(parts)
-    if _is_saved_by_others(parts, newest, _end_of(parts, 0.5 if others else 0.0)):
-        return
-    result = _save(parts, newest, is_over)
-    if result.state is SaveState.COMMITTED:
-        parts.shutdown.saved(step)
-    elif result.state is SaveState.DIFFERS:
-        parts.difference = result.reason
-    elif not others or not _is_saved_by_others(parts, newest, is_over):
-        parts.console.print_line(f"checkpoint step={step} is not saved: {result.reason}")
+    is_over, others_are_late, result = _end_of(parts), _end_of(parts, 0.5), None
+    while not _is_saved(parts, newest):
+        if (result is None or result.state is not SaveState.FENCED) and (not others or others_are_late()):
+            result = _try(parts, newest, is_over)
+            if result.state is SaveState.COMMITTED:
+                parts.shutdown.saved(result.step)
+                return
+            if result.state is SaveState.DIFFERS:
+                parts.difference = result.reason
+                return
+        if result is not None and (is_over() or (result.state is SaveState.FENCED and not others)):
+            parts.console.print_line(f"checkpoint step={result.step} is not saved: {result.reason}")
+            return
+        parts.revive_uploader()
+        parts.clock.sleep(RETRY_S)
 
 
 def newest_checkpoint(
@@ -134,33 +141,26 @@ def _end_of(parts: AgentParts, part: float = 1.0) -> Callable[[], bool]:
     return is_over
 
 
-def _is_saved_by_others(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> bool:
+def _is_saved(parts: AgentParts, newest: Snapshot) -> bool:
     """Whether the run can go on from a checkpoint without losing a step of `newest`.
 
-    Looked at once, and then until that is so or `is_over`. A checkpoint of an older generation is
-    behind this one, or was passed over. One of the very step is compared by the checksum of its
-    image: the uploader, which would say the same, would upload the state first, and a newer
-    generation fences it.
+    A checkpoint of an older generation is behind this one, or was passed over. One of the very step
+    is compared by the checksum of its image: the uploader, which would say the same, would upload
+    the state first, and a newer generation fences it.
     """
-    info, began_s = newest.info, parts.clock.monotonic()
-    while True:
-        left_s = parts.shutdown.end_s(Share.SAVE, began_s, parts.shutdown.grace_s) - parts.clock.monotonic()
-        # A store that does not answer this may still take a save.
-        records = _records(parts, Share.SAVE, left_s * LOOK_SHARE)
-        if found := [e for e in records if e.step >= info.step and e.generation >= info.generation]:
-            break
-        if is_over():
-            return False
-        parts.revive_uploader()
-        parts.clock.sleep(POLL_S)
+    info, now_s = newest.info, parts.clock.monotonic()
+    left_s = parts.shutdown.end_s(Share.SAVE, now_s, parts.shutdown.grace_s) - now_s
+    # A store that does not answer this may still take a save.
+    records = _records(parts, Share.SAVE, left_s * LOOK_SHARE)
+    found = [e for e in records if e.step >= info.step and e.generation >= info.generation]
     # Retention may have deleted the step for a newer one: then there is nothing to compare.
     same = next((each for each in found if each.step == info.step), None)
     if same is not None and info.checksum not in ("", same.checksum):
         parts.difference = other_state_text(same)
         parts.log.record(CheckpointDiffers(step=info.step, reason=parts.difference))
-    else:
+    elif found:
         parts.shutdown.saved(info.step)
-    return True
+    return bool(found)
 
 
 def _records(parts: AgentParts, share: Share, longest_s: float) -> list[CommitRecord]:
@@ -177,28 +177,6 @@ def _records(parts: AgentParts, share: Share, longest_s: float) -> list[CommitRe
         parts.unlisted.add(problem)
         parts.console.print_line(f"the checkpoints cannot be listed: {problem}")
     return []
-
-
-def _save(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> SaveResult:
-    """How the save of the newest snapshot ended. One that fails is tried again until `is_over`: the
-    uploader may have been killed, or the disk full for a moment.
-
-    One try is made also where no time is left: a save that is handed over may still end.
-    """
-    step, pause_s = newest.info.step, RETRY_S
-    while True:
-        result = _try(parts, newest, is_over)
-        if result.state in (SaveState.COMMITTED, SaveState.DIFFERS, SaveState.FENCED) or is_over():
-            return result
-        if pause_s == RETRY_S:
-            parts.console.print_line(
-                f"checkpoint step={step} is not saved yet, and is tried again: {result.reason}"
-            )
-        next_s = parts.clock.monotonic() + pause_s
-        while parts.clock.monotonic() < next_s:
-            parts.revive_uploader()
-            parts.clock.sleep(POLL_S)
-        pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
 
 def _try(parts: AgentParts, newest: Snapshot, is_over: Callable[[], bool]) -> SaveResult:

@@ -9,14 +9,14 @@ What follows from an answer is decided in decide.py; how a generation forms is t
 
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TypeVar
 
-from elastic.agent.shutdown_request import Calls, GivenUp, ShutdownRequest
+from elastic.agent.shutdown_request import GivenUp, ShutdownRequest
 from elastic.config.options import Options
 from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -31,8 +31,6 @@ ANSWER_S, JOIN_S = 0.02, 0.05
 LOST_POLL_S = 0.05
 MOST_REASONS = 5
 CONNECT_S, STORE_S = 0.5, 10.0
-# A drain waits for nodes that keep coming for so many join windows at most.
-WINDOWS_AT_MOST = 10
 T = TypeVar("T")
 
 
@@ -49,11 +47,11 @@ class GroupClient:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._calls = Calls()  # no two calls use the rendezvous at once
+        self._calls = ThreadPoolExecutor(1)  # no two calls use the rendezvous at once
         self._polled: Future[GroupView] | None = None  # the poll that has no answer yet
         self._is_given_up = False
         self._members: tuple[Node, ...] = ()  # of the newest generation
-        self._waiting_since_s: dict[str, float] = {}  # by node id, of those that wait to join
+        self._waiting_since_s = inf  # since when nodes wait to join
         self._reached_s = self.clock.monotonic()
         self._said: set[str] = set()  # why the backend did not answer, since it last did
         self._committed = self._told = 0  # the newest step with a checkpoint, here and in the group
@@ -69,7 +67,7 @@ class GroupClient:
         # After a failure or a loss, a missing member is dead. NODE_JOINED counts too: a node may
         # leave in the drain that was requested to admit another one.
         is_planned = generation.cause in (NODE_LEFT, NODE_JOINED, REHEARSAL)
-        self._members, self._waiting_since_s = generation.members, {}
+        self._members, self._waiting_since_s = generation.members, inf
         self.is_first, self.is_fenced = generation.rank_of_node == 0, False
         return is_planned and not before <= {node.id for node in generation.members}
 
@@ -104,7 +102,7 @@ class GroupClient:
             self._said.clear()
             self.report("the rendezvous answers again")
         self._reached_s = now_s
-        self._waiting_since_s = {e.id: self._waiting_since_s.get(e.id, now_s) for e in view.newcomers}
+        self._waiting_since_s = min(self._waiting_since_s, now_s) if view.newcomers else inf
         self.is_fenced = view.fenced
         return view
 
@@ -179,18 +177,18 @@ class GroupClient:
     def admits(self, view: GroupView) -> bool:
         """Whether the nodes that wait are to be admitted now, all of them by one drain.
 
-        That is so once no other has come for the join window: without it, a thousand machines that
-        start within a minute would drain the group one by one. A node that fills the group is the
-        last that could come. Only the agent of rank 0 decides it: a drain that one agent requests
-        drains all nodes.
+        That is so once one of them has waited for the join window: without it, machines that start
+        at the same time would drain the group one by one. A node that fills the group is the last
+        that could come. Only the agent of rank 0 decides it: a drain that one agent requests drains
+        all nodes.
         """
         if not self.is_first or not view.newcomers:
             return False
-        now_s, window_s = self.clock.monotonic(), self.options.join_window_s
-        since_s = [self._waiting_since_s.get(node.id, now_s) for node in view.newcomers]
-        if len(self._members) + len(since_s) == self.options.max_nodes:
-            return True
-        return now_s - max(since_s) >= window_s or now_s - min(since_s) >= window_s * WINDOWS_AT_MOST
+        now_s, is_full = (
+            self.clock.monotonic(),
+            len(self._members) + len(view.newcomers) == self.options.max_nodes,
+        )
+        return is_full or now_s - self._waiting_since_s >= self.options.join_window_s
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""

@@ -5,13 +5,11 @@ is decided in decide.py; the supervisor ends what outlives the grace (system/sup
 """
 
 import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from elastic.system.clock import Clock
@@ -20,28 +18,6 @@ from elastic.system.leave_deadline import LeavePage, Share
 LOOK_S = 0.05
 SHORTEST_S = 0.25  # of a task for which no time is left: a quick answer still counts
 T = TypeVar("T")
-
-
-class Calls:
-    """Runs calls one after another, on a thread that nothing waits for."""
-
-    def __init__(self) -> None:
-        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        threading.Thread(target=self._run, name="calls", daemon=True).start()
-
-    def submit(self, call: Callable[[], T]) -> "Future[T]":
-        answer = Future[T]()
-        self._waiting.put((answer, call))
-        return answer
-
-    def _run(self) -> None:
-        while True:
-            answer, call = self._waiting.get()
-            try:
-                answer.set_result(call())
-            # The edge of a thread: the caller gets what was raised.
-            except BaseException as error:
-                answer.set_exception(error)
 
 
 class GivenUp(Exception):  # noqa: N818 - as in errors.py
@@ -54,7 +30,7 @@ class ShutdownRequest:
     def __init__(self, page: LeavePage, clock: Clock) -> None:
         self._page = page
         self._clock = clock
-        self._calls = Calls()
+        self._calls = ThreadPoolExecutor(1)  # whose thread nothing waits for: the command ends by os._exit
         self.saved_step = 0  # the newest that is known to be committed; 0 for none
 
     @property
@@ -90,7 +66,7 @@ class ShutdownRequest:
         call: Callable[[], T],
         *,
         longest_s: float = inf,
-        calls: Calls | None = None,
+        calls: ThreadPoolExecutor | None = None,
     ) -> T:
         """The answer of a call that cannot be interrupted. Raises what it raises, and GivenUp.
 
@@ -100,7 +76,8 @@ class ShutdownRequest:
         answer = (calls or self._calls).submit(call)
         while not wait([answer], LOOK_S).done:
             if self._clock.monotonic() >= self.end_s(share, began_s, longest_s):
-                self._calls = self._calls if calls else Calls()  # the next call has a thread of its own
+                if calls is None:
+                    self._calls = ThreadPoolExecutor(1)  # for the next call
                 raise GivenUp
         return answer.result()
 

@@ -14,11 +14,10 @@ fault costs the steps since the newest checkpoint.
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from elastic.agent.shutdown_request import Calls
 from elastic.divergence import vote_of
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.control_page import ControlPage
@@ -37,7 +36,7 @@ class SnapshotMemory:
         self._page = page
         self._count = count
         self._report = report
-        self._calls = Calls()
+        self._calls = ThreadPoolExecutor(1)
         self._asked_bytes = 0
         self._created: Future[SnapshotSlots] | None = None  # of that size, until they are taken over
         self._compared_step = 0  # the newest snapshot that all ranks of all nodes had compared

@@ -61,8 +61,8 @@ how nodes meet:
                            ETCDCTL_KEY, ETCDCTL_USER); for c10d, HOST[:PORT] of that node
   --rdzv-id ID             name of the group in etcd or c10d [a name kept in the run directory]
   --last-call S            at a start or resume, wait S seconds for more than --min-nodes [2]
-  --join-window S          before nodes that come are let in, wait S seconds for more, ten times as
-                           long at most while more come; 0 lets each in at once [0.5]
+  --join-window S          before nodes that come are let in, wait S seconds for more; 0 lets each
+                           in at once [0.5]
   --keep-alive S           remove a node that is silent for S seconds [2; in an object store 15]
   --rdzv-timeout S         exit if --min-nodes, or the backend, are not there within S seconds [600]
 

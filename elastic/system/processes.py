@@ -37,12 +37,6 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] == [b"T"]
 
 
-def start_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since the boot; None where there is none."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent dies.
 

@@ -112,8 +112,7 @@ def test_a_save_that_fails_is_tried_again(leaving):
     node = leaving(snapshot(7), StoreFailed("no uploader"), SaveState.FAILED, SaveState.COMMITTED)
     ensure_committed(node, others=False)
     assert node.shutdown.saved_step == 7
-    assert node.said == ["checkpoint step=7 is not saved yet, and is tried again: no uploader"]
-    assert node.offers[2] - node.offers[1] > node.offers[1] - node.offers[0]
+    assert len(node.offers) == 3 and node.said == []
 
 
 @pytest.mark.parametrize("others", [True, False])

