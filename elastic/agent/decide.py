@@ -158,6 +158,9 @@ class Observation:
         return len(self.exits) == self.workers and self.failure is None and not self.all_finished
 
 
+_REPORTS = (Action.REDO, Action.AGAIN, Action.FAIL)  # of what went wrong here, which a leaver does not make
+
+
 class Rule(NamedTuple):
     holds: Callable[[Observation], object]
     action: Action
@@ -172,22 +175,15 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.fenced, Action.REJOIN, "a newer generation exists, and this node is not in it"),
     Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
-    # A worker failed by itself. Some exit codes mean that every restart would end the same way. On
-    # a node that leaves, the shutdown of the machine kills its workers too: that must not cost the
-    # others a restart. Nor does a difference between ranks: doing the steps again decides about
-    # it, and the second time the workers end the run themselves.
+    # A worker failed by itself. Some exit codes mean that every restart would end the same way. A
+    # difference between ranks costs no restart: doing the steps again decides about it, and the
+    # second time the workers end the run themselves.
     Rule(lambda o: o.is_final, Action.END_RUN, "{o.failure}, which a restart does not change"),
-    Rule(lambda o: o.has_failed and o.leaving, Action.LEAVE, "{o.leaving}; {o.failure} instead of draining"),
     Rule(lambda o: o.has_diverged, Action.REDO, "the ranks differed"),
     Rule(lambda o: o.differs_again, Action.AGAIN, "a step that was done again differs"),
     Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
     # which the rules above wait for; only when none does is a failure reported from here.
-    Rule(
-        lambda o: o.is_unexplained and o.leaving,
-        Action.LEAVE,
-        "{o.leaving}; rank {o.failure.rank} lost a peer",
-    ),
     Rule(
         lambda o: o.is_unexplained,
         Action.FAIL,
@@ -208,7 +204,6 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
     # A hung worker shows its stacks first, once; it is killed by what follows.
     Rule(lambda o: o.hung and not o.stacks_dumped, Action.DUMP_STACKS, "{o.hung.reason}"),
-    Rule(lambda o: o.hung and o.leaving, Action.LEAVE, "{o.leaving}; {o.hung.reason}"),
     Rule(lambda o: o.hung, Action.FAIL, "{o.hung.reason}"),
     # Planned ends. A script without this library cannot drain, and is stopped as torchrun stops it;
     # not for a newcomer once it has begun to finish.
@@ -227,4 +222,8 @@ RULES: tuple[Rule, ...] = (
 def decide(observation: Observation) -> Decision:
     """The action of the first rule that holds, with its reason as a sentence for people."""
     rule = next(rule for rule in RULES if rule.holds(observation))
-    return Decision(rule.action, rule.reason.format(o=observation))
+    reason = rule.reason.format(o=observation)
+    # The shutdown of a machine kills its workers too: that must not cost the others a restart.
+    if rule.action in _REPORTS and observation.leaving:
+        return Decision(Action.LEAVE, f"{observation.leaving}; {reason}")
+    return Decision(rule.action, reason)

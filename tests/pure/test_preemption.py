@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from elastic.agent import preemption
-from elastic.agent.preemption import CLOUDS, Source, cloud_source, watch
+from elastic.agent.preemption import CLOUDS, Source, cloud_source, sources, watch
+from elastic.config.options import Options
 
 HANG = "hang"
 TOKEN, AZURE = "X-aws-ec2-metadata-token", ("Metadata", "true")
@@ -168,3 +169,24 @@ def test_an_answer_is_a_notice_if_it_is_about_this_machine(name, answer, reason,
     service = serve(name)
     service.says(answer)
     assert service.source().ask() == reason
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("true", "true"),
+        ("false", None),
+        ("/nowhere/at/all", "exits with 127"),
+        ("sleep 10000", "longer than 0.1 s"),
+    ],
+)
+def test_a_command_is_a_notice_where_it_exits_with_0(command, says, monkeypatch):
+    """One that does not exist, and one that runs for too long, give no answer."""
+    options = Options(recipe="r.py", run_dir="r", notice_command=command)
+    monkeypatch.setattr(preemption, "COMMAND_S", 0.1)
+    (source,) = sources(options)
+    if command.startswith(("/", "sleep")):
+        with pytest.raises((OSError, ValueError), match=says):
+            source.ask()
+    else:
+        assert source.ask() == says

@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant("rendezvous/transitions.py", "if group.member_ids - set(reported_done.done):", "if False:", "pure/test_rendezvous.py"),
     # What an agent decides.
     Mutant("agent/decide.py", "iter(by_itself + failures)", "iter(failures)", "pure/test_decide.py"),
-    Mutant("agent/decide.py", "o.has_failed and o.leaving, Action.LEAVE", "o.has_failed and o.leaving, Action.FAIL", "pure/test_decide.py"),
+    Mutant("agent/decide.py", "rule.action in _REPORTS and observation.leaving", "False", "pure/test_decide.py"),
     Mutant("agent/decide.py", "self.code == EXIT_COMPLETE and self.open_step is not None", "False", "pure/test_decide.py"),
     Mutant("agent/hang_detector.py", "return WAITING_FACTOR * usual_s", "return usual_s", "pure/test_hang_detector.py"),
     # Ranks agree on a state before it counts.
