@@ -1,9 +1,10 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-decide.py chooses the action; a reason arrives here as text, for people. A change of the group takes
-a few calls to the backend, and more where other nodes write at the same moment; a backend that does
-not answer delays an action by the limit of a call, and once the node is to leave, by the share of
-its task at most.
+decide.py chooses the action; a reason arrives here as text, for people. Where a failure would end
+the run, `fail` waits for the time in which the death of another node, from which it may follow, is
+found. A change of the group takes a few calls to the backend, and more where other nodes write at
+the same moment; a backend that does not answer delays an action by the limit of a call, and once
+the node is to leave, by the share of its task at most.
 """
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES
@@ -18,6 +19,8 @@ from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_LEFT, REHEARSAL
 from elastic.system.leave_deadline import Share
 from elastic.system.worker_error import read_errors
+
+LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
 
 
 class NodeGeneration:
@@ -102,6 +105,10 @@ class NodeGeneration:
             return None
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure
+        # Workers that lose a peer, or go with their machine, fail before the death of that node is
+        # known. Then the failure costs no restart.
+        if parts.group.loses_member(parts.settings.options.keep_alive_s * LOST_AFTER):
+            return None
         # Nothing is known of the steps of a script without this library.
         in_a_row = " in a row without a new step" if parts.settings.imports_library else ""
         why = f"that was failure {group.restarts}{in_a_row}, and --max-restarts is {limit}"

@@ -211,6 +211,18 @@ class GroupClient:
         closes = partial(self.rendezvous.close, cause, step=step, counts=counts, failure=failure)
         return self._answer(Share.GROUP, closes, None, longest_s=longest_s)
 
+    def loses_member(self, within_s: float) -> bool:
+        """Whether a member of the closed generation is found dead, within this time at most."""
+        until_s = self.clock.monotonic() + within_s
+        while len(self._members) > 1 and (left_s := until_s - self.clock.monotonic()) > 0:
+            # The lost machine may have served the rendezvous.
+            with suppress(BackendFailed, GivenUp):
+                asks = self.rendezvous.has_lost_member
+                if self.shutdown.within(Share.DRAIN, asks, longest_s=left_s, calls=self._calls):
+                    return True
+            self.clock.sleep(LOST_POLL_S)
+        return False
+
     def end(self, run_end: RunEnd, *, of_any: bool = False) -> bool:
         """End the run for all nodes; without an answer, the others come to the same end.
 

@@ -74,10 +74,10 @@ def test_the_exit_code_of_a_script_means_what_it_means_there(drill, text, code, 
 
 
 def test_joins_and_deaths_use_no_restart_of_a_script(drill, recipes):
-    """The ranks add numbers all the time, so those of the other node break
+    """No restart is allowed. The ranks add numbers all the time, so those of the other node break
     when one node dies. The other one is told to leave in the end.
     """
-    options = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "1")
+    options = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
     options += ("--nproc-per-node", "1")  # else each agent starts an interpreter that counts GPUs
 
     def joins(generation):
