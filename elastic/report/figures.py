@@ -156,6 +156,9 @@ def _of_all_steps(view: RunView) -> _Facts:
 def _doubts(view: RunView) -> _Facts:
     if view.not_restored:  # --json has their values
         yield "not restored", ", ".join(roots(view.not_restored))
+    for each in view.divergences:
+        of = f"the ranks' states differed, first in {each.entry or 'the state'}"
+        yield "diverged", f"step {each.step}: {of}; wrong: {each.node or each.verdict or 'not known'}"
     for differed in view.accepted:
         entry = next(iter(differed.entries), "its result")
         how = f"was done again and differed, first in {entry}; --accept took what came then"

@@ -19,8 +19,9 @@ from elastic.system.clock import SystemClock
 
 
 class RankZeroReader:
-    def __init__(self, parts: AgentParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: AgentParts, *, with_values: bool = False) -> None:
+        """with_values: what the recipe logged comes with the new steps."""
+        self.parts, self._with_values = parts, with_values
         self._reader: RunReader | None = None
         self._has_told = False
 
@@ -29,7 +30,7 @@ class RankZeroReader:
         settings = self.parts.settings
         if self.parts.group.is_first:
             if self._reader is None:
-                self._reader = RunReader(settings.run, node=settings.node, with_values=True)
+                self._reader = RunReader(settings.run, node=settings.node, with_values=self._with_values)
             start = last(self._reader.read_events(), GenerationStarted)
             if start is not None and start.node == settings.node:
                 return self._reader

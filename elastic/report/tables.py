@@ -33,10 +33,6 @@ def report_tables(name: str, view: RunView) -> RenderableType:
         rows: Iterable[tuple[object, ...]] = (astuple(each)[: len(_RECOVERY)] for each in view.recoveries)
         title = "recoveries: lost steps, phases in seconds, total since the first fault"
         parts.append(table(title, _RECOVERY, rows))
-    if view.divergences:
-        columns = ("step", "node", "entry", "verdict")
-        rows = map(astuple, view.divergences)
-        parts.append(table("steps after which the ranks' states differed: who was wrong", columns, rows))
     return Group(*parts)
 
 

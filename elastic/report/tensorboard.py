@@ -65,7 +65,7 @@ class TensorBoard:
         self._failure = ""  # of the last look, if that failed
 
     def start(self, parts: AgentParts) -> None:
-        run = RankZeroReader(parts)
+        run = RankZeroReader(parts, with_values=True)
         self._thread = threading.Thread(target=self._work, args=[run], name="tensorboard", daemon=True)
         self._thread.start()
 

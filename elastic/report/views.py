@@ -20,7 +20,8 @@ from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
 from elastic.rendezvous.backends.directory import BEATS
-from elastic.report.download import readable
+from elastic.report.download import CALL_LIMIT_S, readable
+from elastic.storage.remote import Objects
 from elastic.storage.store import SMALL_LIMIT_BYTES
 from elastic.system.clock import Clock, file_time_s
 from elastic.system.files import open_regular
@@ -86,26 +87,18 @@ def heartbeat_ages_s(url: str) -> dict[str, float]:
 
     Raises StoreFailed when an object store does not answer.
     """
-    changed = _of_objects(url) if "://" in url else _of_folder(Path(url))
-    return {unquote(name): file_time_s() - changed_s for name, changed_s in changed.items()}
+    if "://" in url:
+        listed = Objects(url, limit_s=CALL_LIMIT_S).listed(BEATS)
+        changed = {name.rpartition("/")[2]: each.changed for name, each in listed.items()}
+    else:
+        changed = {path.name: _changed_s(path) for path in (Path(url) / BEATS).glob("[!.]*")}
+    return {unquote(name): file_time_s() - at_s for name, at_s in changed.items() if at_s is not None}
 
 
-def _of_folder(folder: Path) -> dict[str, float]:
-    changed = {}
-    for path in (folder / BEATS).glob("*"):
-        with suppress(FileNotFoundError):  # removed since it was listed
-            if not path.name.startswith("."):
-                changed[path.name] = path.stat().st_mtime
-    return changed
-
-
-def _of_objects(url: str) -> dict[str, float]:
-    from elastic.storage.remote import Objects  # starts a thread, which a folder does not need
-
-    listed = Objects(url, limit_s=120.0).listed("beats")
-    return {
-        name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
-    }
+def _changed_s(path: Path) -> float | None:
+    with suppress(FileNotFoundError):  # it was removed since it was listed
+        return path.stat().st_mtime
+    return None
 
 
 def _parent_of(run: RunDir) -> Parent | None:

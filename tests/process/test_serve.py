@@ -50,9 +50,6 @@ def test_serve_answers_with_the_page_and_changes_nothing(run, serve):
 
     status, headers, body = server.ask("/picture.json")
     assert (status, json.loads(body)["state"]) == (200, "finished")
-    assert server.ask("/picture.json", method="HEAD")[0::2] == (200, b"")
-    assert server.ask("/../../etc/passwd")[0] == 404
-    assert server.ask(method="POST")[0] == server.ask(method="PUT")[0] == 501
     # DNS rebinding: the browser sends the other site's name, whatever address that name has.
     assert server.ask("/picture.json", Host=f"attacker.example:{server.port}")[0] == 403
     assert server.ask(Host=f"localhost:{server.port}")[0] == 200

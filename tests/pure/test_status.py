@@ -97,23 +97,6 @@ def test_a_run_with_a_silent_node_has_the_workers_left():
     assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
 
 
-def test_a_run_before_its_first_generation_has_every_key():
-    found = status([], None, {"n1": 0.1}, NOW)
-    assert (found["state"], found["step"], found["steps"], found["last_checkpoint"]) == (
-        "running",
-        0,
-        None,
-        None,
-    )
-    assert found.keys() == status(START, None, {}, NOW).keys()
-
-
-def test_a_generation_that_has_ended_has_no_workers():
-    ended = logged("generation_ended", 998.0, step=100, cause="node lost")
-    found = status([*START, ended], None, {"n1": 1.0, "n2": 1.0}, NOW)
-    assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
-
-
 def test_workers_of_an_older_generation_are_not_listed():
     later = [
         logged("generation_started", 960.0, 2, world_size=2, nodes=["n1", "n2"], cause="failure"),

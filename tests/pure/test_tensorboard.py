@@ -49,7 +49,8 @@ class Run:
     def look(self, node: str = "a"):
         """Of an agent; returns a function that looks at the run's files."""
         board = TensorBoard(self.board.parent, FakeClock())
-        reader = RankZeroReader(agent(self.dir, node=node, print_line=self.told.append))
+        parts = agent(self.dir, node=node, print_line=self.told.append)
+        reader = RankZeroReader(parts, with_values=True)
         return lambda: board.look(reader)
 
     @property
