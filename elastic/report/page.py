@@ -5,12 +5,10 @@ they are shown (html_page.py, static/). Where something is left out, the documen
 a long run the newest is drawn.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from elastic.observe.generations import Generation
 from elastic.observe.goodput import TimeSpent
 from elastic.observe.run_view import RunView
 from elastic.report.diff import Difference
@@ -104,8 +102,11 @@ def _headline(view: RunView) -> str:
 def _timeline(view: RunView) -> dict[str, Any]:
     """Which node was in which generation, and what happened meanwhile."""
     shown = view.generations[-MOST_GENERATIONS:]
-    spans = _spans(shown)
-    newest = sorted(spans, key=lambda node: spans[node][-1][1])[-MOST_NODES:]
+    was_in: dict[str, list[int]] = {}  # by node, in the order in which they came: indices
+    for index, generation in enumerate(shown):
+        for node in generation.nodes:
+            was_in.setdefault(node, []).append(index)
+    newest = sorted(was_in, key=lambda node: was_in[node][-1])[-MOST_NODES:]
     told = [each for each in view.incidents if each.kind not in _NO_MARKS]
     saved_s = [each.time for each in view.incidents if each.kind == "checkpoint"]
     return {
@@ -118,23 +119,10 @@ def _timeline(view: RunView) -> dict[str, Any]:
             {"num_nodes": len(each.nodes)} | {name: getattr(each, name) for name in (*_GENERATION, *_TIMES)}
             for each in shown
         ],
-        "lanes": [{"name": node, "spans": spans[node]} for node in spans if node in newest],
+        "lanes": [{"name": node, "in": places} for node, places in was_in.items() if node in newest],
         "marks": [each._asdict() for each in told[-MOST_MARKS:] if each.time >= shown[0].begins_s],
         "commits_s": [each_s for each_s in saved_s[-MOST_COMMITS:] if each_s >= shown[0].begins_s],
     }
-
-
-def _spans(generations: Sequence[Generation]) -> dict[str, list[list[int]]]:
-    """By node, in the order in which they came: [first, last] index of generations in a row."""
-    found: dict[str, list[list[int]]] = {}
-    for index, generation in enumerate(generations):
-        for node in generation.nodes:
-            spans = found.setdefault(node, [])
-            if spans and spans[-1][1] >= index - 1:
-                spans[-1][1] = index
-            else:
-                spans.append([index, index])
-    return found
 
 
 def _cut(value: Any) -> Any:

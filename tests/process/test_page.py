@@ -61,6 +61,7 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show):
     assert count(page, ".timeline .generation-group") == count(page, ".timeline .generation") == 7
     assert count(page, ".timeline .mark.fault") == 6 + 2  # the killed workers, and the lost nodes
     assert count(page, ".timeline .saved") == 7
+    assert count(page, ".timeline .in") == 5  # of three nodes two are replaced by others
     assert count(page, ".chart canvas") == 4  # loss, two values, step time
     assert count(page, "#recoveries tbody tr") == 6
     sections = page.evaluate("[...document.querySelectorAll('section')].map((each) => each.id)")
@@ -103,6 +104,8 @@ def test_the_timeline_and_the_charts_tell_and_zoom(show):
     assert "6 workers on 3 nodes, steps 81 to 120" in words
     page.mouse("mouseMoved", left + width * 0.95, top - 60)
     assert page.wait("document.getElementById('tip').hidden")
+    parts = "[[0, 1, 2], [0, 2]].map((places) => page.timelines[0].unbroken(places))"
+    assert page.evaluate(parts) == [[[0, 2]], [[0, 0], [2, 2]]]
     seen = "document.querySelectorAll('.timeline .generation').length"
     page.drag(left + width * 0.8, left + width * 0.9, top + 35)
     assert page.wait(f"{seen} < 3")

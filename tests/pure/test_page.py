@@ -140,19 +140,6 @@ def test_a_generation_trains_its_first_to_its_last_counted_step():
     assert len(shown["commits_s"]) == 2
 
 
-def test_a_node_is_drawn_in_its_generations():
-    events = [
-        drawn_runs.started(BEGAN, 1, "start", ["a", "b"]),
-        drawn_runs.started(BEGAN + 10, 2, "node lost", ["b"]),
-        drawn_runs.started(BEGAN + 20, 3, "node joined", ["b", "a"]),
-        drawn_runs.started(BEGAN + 30, 4, "failure", ["b", "a"]),
-    ]
-    assert drawn(events, [])["timeline"]["lanes"] == [
-        {"name": "a", "spans": [[0, 0], [2, 3]]},
-        {"name": "b", "spans": [[0, 3]]},
-    ]
-
-
 # How much.
 
 

@@ -171,11 +171,9 @@ class TimelineView {
     const found = [];
     lanes.forEach((lane, index) => {
       const y = this.laneY(index);
-      for (const [first, last] of lane.spans) {
-        for (const [from, to] of this.unbroken(first, last)) {
-          const begins = generations[from].begins, ends = generations[to].ends;
-          if (this.isSeen(begins, ends)) found.push(this.box("in", begins, ends, y, LANE));
-        }
+      for (const [from, to] of this.unbroken(lane.in)) {
+        const begins = generations[from].begins, ends = generations[to].ends;
+        if (this.isSeen(begins, ends)) found.push(this.box("in", begins, ends, y, LANE));
       }
     });
     const bottom = this.laneY(lanes.length) - 3;
@@ -187,18 +185,14 @@ class TimelineView {
     return found;
   }
 
-  // Parts of a span between which no group was there, or nothing is drawn.
-  unbroken(first, last) {
-    const { generations } = this.shown;
+  // Those of these generations that follow each other without a gap, as [first, last].
+  unbroken(places) {
     const parts = [];
-    let from = first;
-    for (let at = first; at < last; at += 1) {
-      if (generations[at].gap) {
-        parts.push([from, at]);
-        from = at + 1;
-      }
+    for (const at of places) {
+      const part = parts[parts.length - 1];
+      if (part && part[1] === at - 1 && !this.shown.generations[at - 1].gap) part[1] = at;
+      else parts.push([at, at]);
     }
-    parts.push([from, last]);
     return parts;
   }
 
