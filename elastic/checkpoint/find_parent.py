@@ -69,7 +69,7 @@ def find(
         data = read_small(open_store(url), identity.NAME, clock)
         if data is None:
             raise UsageError(
-                f"expected a run at {url}, found none; {asks} takes {FORM}, with RUN as --run-dir named it"
+                f"expected a run at {url}, found none; {asks} takes {FORM}, with RUN as --run-dir named it (a script without elastic is none)"
             )
         there = identity.parse(data, remedy=f"{asks} cannot read {url}")
         record, steps, damages = _chosen(origin, there.run_id, clock, read)
