@@ -2,9 +2,10 @@
 
 import signal
 import socket
+from contextlib import suppress
 
 import pytest
-from etcd_servers import EtcdServers, free_port
+from etcd_servers import EtcdServers, end_stores, free_port
 
 from elastic.rendezvous.backends.host import HostBackend
 
@@ -75,10 +76,15 @@ def test_with_c10d_a_lost_host_ends_the_run_with_all_saved(drill, undisturbed):
     drill.shut(10)
     host = HostBackend(f"127.0.0.1:{port}", "unused")
     host.shown()
+    connections, serve = [], host._server.process_request
+    host._server.process_request = lambda made, where: serve(connections.append(made) or made, where)
     env = drill.impatient_uploaders()
     agents = [drill.start(*OPTIONS, *where, "--rdzv-timeout", "10s", env=env) for _ in range(2)]
     drill.stands(10, ranks=2)
-    host.close()
+    end_stores(host)
+    for made in connections:
+        with suppress(OSError):
+            made.shutdown(socket.SHUT_RDWR)
     with socket.create_server(("127.0.0.1", port)):
         drill.open(10)
         for agent in agents:
