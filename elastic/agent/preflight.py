@@ -133,8 +133,12 @@ def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) ->
     return check_run_dir(options, declared_identity(spawner, recipe, options.recipe_args), run, nproc)
 
 
-def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]) -> Identity:
+def declared_identity(
+    spawner: Spawner, recipe: Path, arguments: tuple[str, ...], *, is_second: bool = False
+) -> Identity:
     """The identity of the run that the recipe declares by calling `elastic.start`.
+
+    is_second: what the recipe imports was preloaded for it, as for workers.
 
     Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as
     `-- --help` does; CannotStart where it is killed (SIGKILL, as where memory is short).
@@ -155,13 +159,19 @@ def declared_identity(spawner: Spawner, recipe: Path, arguments: tuple[str, ...]
             raise UsageError(
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"
             )
-        if (reason := answer.with_suffix(environment.SPAWN)).exists():
-            spawner.preload(None)
-            spawner.say_why(reason.read_text())
-            return declared_identity(spawner, recipe, arguments)
+        told, reason = (answer.with_suffix(each) for each in (environment.MODULES, environment.SPAWN))
+        modules = tuple(told.read_text().splitlines()) if told.exists() else ()
+        if reason.exists():
+            # Packages may change variables when they are imported, as scikit-learn does. Workers
+            # that inherit them see no change: only a second preflight tells it from the recipe's.
+            may_inherit = modules and not is_second
+            spawner.preload(modules if may_inherit else None)
+            if not may_inherit:
+                spawner.say_why(reason.read_text())
+            return declared_identity(spawner, recipe, arguments, is_second=True)
         if answer.exists():
-            if (modules := answer.with_suffix(environment.MODULES)).exists():
-                spawner.preload(tuple(modules.read_text().splitlines()))
+            if modules:
+                spawner.preload(modules)
             return identity.parse(answer.read_bytes())
         out.seek(0)
         sys.stdout.buffer.write(out.read())

@@ -158,7 +158,7 @@ def tell(launch: environment.Launch) -> None:
         answer = Path(launch.preflight)
         if found:
             answer.with_suffix(environment.SPAWN).write_text(found)
-        elif _begun:
+        if _begun:
             inherited = _begun[0].preloaded.files
             modules = [n for n, file in loaded_files().items() if n not in inherited and is_installed(file)]
             answer.with_suffix(environment.MODULES).write_text("\n".join(modules))

@@ -251,14 +251,15 @@ def test_a_local_module_hides_an_installed_one_of_its_name(node):
 
 
 def test_a_worker_inherits_what_its_preflight_has_imported(node, tmp_path):
-    """And none of the modules of the user's."""
+    """And none of the modules of the user's. scikit-learn sets variables when it is imported."""
     recipe, called = tmp_path / "recipe.py", "elastic.start(seed=0, global_batch=8, shards=8)"
-    recipe.write_text(f"import elastic, wave, own\nfrom xml.dom import minidom\n{called}\n")
+    recipe.write_text(f"import elastic, wave, own, sklearn\nfrom xml.dom import minidom\n{called}\n")
     (tmp_path / "own.py").touch()
     assert node.runs(node.spawner.start, "inherits", "wave") == (0, "[]\n")
     declared_identity(node.spawner, recipe, ())
     names = "wave", "own", "xml.dom.minidom"
     assert node.runs(node.spawner.start, "inherits", *names) == (0, "['wave', 'xml.dom.minidom']\n")
+    assert not node.reported
 
 
 def test_workers_die_with_their_fork_server_and_get_another(node):
