@@ -108,7 +108,6 @@ class Bench:
             run_url=self.run.url, local=self.run.url, scratch=str(folder), run_id="r", node="n", keep=1
         )
         self.process = UploaderProcess.start(config)
-        self.process.wait_ready()
         self.window = 0.0, 0.0  # of the last save
 
     def turn(self, step: int) -> dict[str, tuple[float, float]]:

@@ -252,14 +252,9 @@ class CheckpointDiffers(Event):
 
 
 class UploaderDied(Event):
-    """A node's uploader ended, or could not be started: for the `deaths`-th time in a row.
-
-    It is started again after `pause_s` seconds. Meanwhile nothing is saved.
-    """
+    """A node's uploader ended, or could not be started; nothing is saved until the next runs."""
 
     reason: str
-    deaths: int
-    pause_s: float
 
 
 class CheckpointRejected(Event):

@@ -117,7 +117,6 @@ def _run(
         place = take_place(settings, rendezvous)
         stack.callback(shutdown.tidy, partial(release_place, run, rendezvous, place))
         uploader = _start_uploader(settings, backend)
-        uploader.wait_ready()
         stack.callback(shutdown.tidy, uploader.stop)
         parts = AgentParts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
         agent = NodeAgent(parts, sockets)

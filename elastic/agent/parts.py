@@ -21,7 +21,7 @@ from elastic.observe.log import EventLog
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
-from elastic.uploader.client import MANY_DEATHS, UploaderProcess
+from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
 # Far above the longest turn: a request to an object store that hangs takes 15 s.
@@ -114,11 +114,13 @@ class AgentParts:
     def revive_uploader(self) -> None:
         """Called in each turn of the loop, and several times a second while the loop waits."""
         self.health.turn()
-        if death := self.uploader.revive():
+        if reason := self.uploader.revive():
             self.memory.release_leases()
-            if death.deaths <= MANY_DEATHS:  # the events have the later ones
-                self.console.print_line(str(death))
-            self.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
+            self.console.print_line(
+                f"the uploader died ({reason}) and is started again; a save in progress is lost, training goes on. Does it come again?"
+                " Look at this machine's memory"
+            )
+            self.log.record(UploaderDied(reason=reason))
 
     def note_commit(self) -> None:
         """A checkpoint that the uploader of this node committed since the last call counts."""

@@ -177,10 +177,6 @@ class SnapshotSlots:
         found = [snapshot for slot in range(self.num_slots) if (snapshot := self._read(slot)) is not None]
         return sorted(found, key=lambda snapshot: -snapshot.seq)
 
-    def find(self, slot: int, seq: int) -> Snapshot | None:
-        """The snapshot that was published as `seq`, if the slot still holds it."""
-        return next((each for each in self.whole() if (each.slot, each.seq) == (slot, seq)), None)
-
     def is_whole(self, slot: int, seq: int) -> bool:
         """True while the slot holds the snapshot that was published as `seq`."""
         return 0 <= slot < self.num_slots and _is_whole(seq) and self._word(slot, _SEQ) == seq
@@ -253,19 +249,20 @@ class SnapshotSlots:
 
     # The one process that takes leases
 
-    def lease(self, slot: int, seq: int) -> bool:
-        """Protect the slot from being written until it is released as often as it was leased.
+    def lease(self, slot: int, seq: int) -> Snapshot | None:
+        """The snapshot, whose slot is not written until it is released as often as it was leased.
 
-        False when it does not hold the snapshot `seq` any more.
+        None when the slot does not hold the snapshot `seq` any more.
         """
         if not self.is_whole(slot, seq):
-            return False
+            return None
         self._set(slot, _LEASES, self._word(slot, _LEASES) + 1)
         # The writer may have begun between the look above and the lease.
-        if self.is_whole(slot, seq):
-            return True
-        self.release(slot)
-        return False
+        found = self._read(slot)
+        if found is None or found.seq != seq:
+            self.release(slot)
+            return None
+        return found
 
     def release(self, slot: int) -> None:
         self._set(slot, _LEASES, max(0, self._word(slot, _LEASES) - 1))

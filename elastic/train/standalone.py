@@ -222,5 +222,4 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     )
     _at_ctrl_c.extend((remove, partial(uploader.stop, 0.0)))
     os.register_at_fork(after_in_child=uploader.release)
-    uploader.wait_ready()
     return uploader.socket_path

@@ -1,8 +1,8 @@
 """Handing over a snapshot costs a message, never a copy, and every offer gets a result.
 
-The snapshot's slot is leased to the uploader until that result. It does not promise that the
+The snapshot's slot is leased to the uploader while it is saved. It does not promise that the
 snapshot is saved: a save that fails, or whose uploader dies, has a result that says so. An uploader
-that dies is started again for as long as its owner lives, ever more rarely.
+that dies is started again for as long as its owner lives, and finds the offers that wait.
 """
 
 import json
@@ -13,45 +13,32 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
+from elastic.storage.remote import open_store
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import decode
 from elastic.uploader.fence import FencePage
 from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 
-RECONNECT_PAUSE_S = 0.02
-READY_LIMIT_S = 300.0  # it imports, perhaps from a network file system that is read for the first time
 STOP_S = 30.0
-LONGEST_FINISH_S = 4 * 3600.0  # a save limits itself; this is for an uploader that stands still
 OFFER_S = 1.0
-FINAL_OFFER_S = 15.0
 SAY_AFTER_S = 1.0
 POLL_S = 0.1
-STABLE_S = 2.0  # a process that lived so long did not die of its start
-LONGEST_PAUSE_S = 30.0
-MANY_DEATHS = 5  # from here on it is said that nothing is saved
+RESTART_S = 5.0  # between two starts, where an uploader dies at once
 _CLOCK = SystemClock()
 
 
 def offer(
-    path: str,
-    slots: SnapshotSlots,
-    snapshot: Snapshot,
-    *,
-    resumed_from: int | None,
-    final: bool,
-    within_s: float = OFFER_S,
+    path: str, slots: SnapshotSlots, snapshot: Snapshot, *, resumed_from: int | None, final: bool
 ) -> "Handover":
     """Hand over a snapshot of `slots`, which may be closed afterwards.
 
-    path: of the uploader's socket. resumed_from: as in `Offer`. A final offer is tried again for
-    `within_s`, because the uploader may just be restarting. Raises StoreFailed when no uploader
-    takes it.
+    path: of the uploader's socket, in which the offer waits while the uploader saves, or is
+    started. resumed_from: as in `Offer`. Raises StoreFailed when no uploader takes it.
     """
     message = Offer(
         step=snapshot.info.step,
@@ -61,25 +48,19 @@ def offer(
         resumed_from=resumed_from,
         is_final=final,
     )
-    deadline = _CLOCK.monotonic() + within_s
-    while True:
-        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, theirs:
-            try:
-                sender.settimeout(max(0.001, deadline - _CLOCK.monotonic()))  # 0 would not wait at all
-                sender.connect(path)
-                text = json.dumps(asdict(message)).encode()
-                socket.send_fds(sender, [text], [slots.fd, theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                if not final or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
-                    raise StoreFailed(
-                        f"expected an uploader at {path} to take step {message.step} within {within_s:.0f} s, "
-                        f"found none ({error}); was it killed?"
-                    ) from error
-                _CLOCK.sleep(RECONNECT_PAUSE_S)
-                continue
-        return Handover(ours, message.step)
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, theirs:
+        try:
+            sender.settimeout(OFFER_S)
+            sender.connect(path)
+            socket.send_fds(sender, [json.dumps(asdict(message)).encode()], [slots.fd, theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise StoreFailed(
+                f"expected an uploader at {path} to take step {message.step} within {OFFER_S:.0f} s, "
+                f"found none ({error}); was it killed?"
+            ) from error
+    return Handover(ours, message.step)
 
 
 class Handover:
@@ -110,118 +91,58 @@ class Handover:
         self._connection.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploaderDeath:
-    """reason: how it ended, or why it could not be started. deaths: in a row. pause_s: until the
-    next start.
-    """
-
-    reason: str
-    deaths: int
-    pause_s: float
-
-    def __str__(self) -> str:
-        when = f"in {self.pause_s:g} s" if self.pause_s else "now"
-        if self.deaths >= MANY_DEATHS:
-            return (
-                f"the uploader died {self.deaths} times in a row ({self.reason}): NOTHING IS SAVED until it runs again, {when}."
-                " Training goes on; look at the uploader's messages above and at this machine's memory"
-            )
-        return f"the uploader died ({self.reason}) and is started again {when}; a save in progress is lost, training goes on"
-
-
 class UploaderProcess:
     """The owner's end: the uploader stays while its owner holds its standard input open."""
 
     def __init__(
-        self,
-        config: UploaderConfig,
-        process: "subprocess.Popen[bytes]",
-        fence: FencePage | None = None,
-        clock: Clock = _CLOCK,
+        self, config: UploaderConfig, offers: socket.socket, fence: FencePage | None, clock: Clock = _CLOCK
     ) -> None:
-        self._config = config
-        self._process = process
+        """Raises OSError."""
+        self._offers = offers
         self._fence = fence
         self._clock = clock
+        self._config = replace(config, offers=offers.fileno(), fence=() if fence is None else fence.fds)
         self._started_s = clock.monotonic()
-        self._deaths = 0  # in a row, each within STABLE_S of its start
-        self._due_s = 0.0  # of the next start
-        self._is_recorded = False  # the death of the process
+        self._process = _spawn(self._config)
 
     @staticmethod
     def start(config: UploaderConfig, *, shown: Callable[[], int] | None = None) -> "UploaderProcess":
-        """Spawn it, in a session of its own, out of reach of a terminal's signals; see
-        `wait_ready`. shown: the newest generation, for an agent (fence.py). Raises CannotStart.
+        """Spawn it, in a session of its own, out of reach of a terminal's signals.
+
+        shown: the newest generation, for an agent (fence.py). Raises UsageError for a store that
+        cannot be used, CannotStart.
         """
-        fence = None if shown is None else FencePage(shown)
-        if fence is not None:
-            config = replace(config, fence=fence.path)
+        open_store(config.run.checkpoints_url)
+        offers = listen(config.socket_path)
         try:
-            return UploaderProcess(config, _spawn(config), fence)
+            return UploaderProcess(config, offers, None if shown is None else FencePage(shown))
         except OSError as error:
             raise CannotStart(f"no process can be started for the uploader ({error})") from error
 
-    def revive(self) -> UploaderDeath | None:
-        """Start a new one if it died and its pause is over; returns a death that is news.
+    def revive(self) -> str:
+        """Start a new one if it died, one in RESTART_S; why it died, or nothing.
 
-        The saves that the dead one had in hand are lost; their clients have results that say so.
+        The save that the dead one had in hand is lost; its client has a result that says so.
         """
-        code, news = self._process.poll(), None
-        if code is None:
-            return None
-        if not self._is_recorded:
-            news = self._record(_how_it_ended(code), lived_s=self._clock.monotonic() - self._started_s)
-        if self._clock.monotonic() < self._due_s:
-            return news
+        code, now_s = self._process.poll(), self._clock.monotonic()
+        if code is None or now_s < self._started_s + RESTART_S:
+            return ""
+        self._started_s = now_s
+        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         try:
             self._process = _spawn(self._config)
         except OSError as error:
             # No memory or no process left: the moment in which an uploader is likely to be killed.
-            return self._record(f"it cannot be started: {error}", lived_s=0.0)
-        self._started_s, self._is_recorded = self._clock.monotonic(), False
-        return news
-
-    def _record(self, reason: str, *, lived_s: float) -> UploaderDeath:
-        """The first start comes at once, as most deaths are single ones; then 0.5, 1, 2, ... s."""
-        self._is_recorded, pause_s = True, 0.0
-        self._deaths = 1 if lived_s >= STABLE_S else self._deaths + 1
-        if self._deaths > 1:
-            pause_s = min(LONGEST_PAUSE_S, 0.5 * 2.0 ** min(self._deaths - 2, 10))
-        self._due_s = self._clock.monotonic() + pause_s
-        return UploaderDeath(reason=reason, deaths=self._deaths, pause_s=pause_s)
+            reason = f"{reason}; it cannot be started: {error}"
+        return reason
 
     @property
     def socket_path(self) -> str:
         return self._config.socket_path
 
     @property
-    def pid(self) -> int | None:
-        """None while none is alive: the number may belong to another process."""
-        return self._process.pid if self.is_alive() else None
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def wait_ready(self) -> None:
-        """Return when clients can connect.
-
-        Raises UsageError for a store that cannot be used, StoreFailed when the uploader does not
-        start.
-        """
-        output = self._process.stdout
-        assert output is not None, "it is spawned with a pipe"
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        line = output.readline() if poll.poll(1000 * READY_LIMIT_S) else b""
-        output.close()
-        message = json.loads(line) if line.endswith(b"\n") else {}
-        if "error" in message:
-            raise UsageError(message["error"])
-        if "ready" not in message:
-            raise StoreFailed(
-                f"expected the uploader to be ready within {READY_LIMIT_S:.0f} s, found it silent; see its messages above"
-            )
+    def pid(self) -> int:
+        return self._process.pid
 
     def enter(self, generation: int) -> None:
         """Record that this node is a member of `generation`: it fences no save in hand."""
@@ -238,15 +159,14 @@ class UploaderProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    def ask_to_end(self, within_s: float) -> bool | None:
-        """Ask it to finish and exit; whether it finished everything, None while it goes on."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(within_s) == os.EX_OK
-        return None
+    def ask_to_end(self, within_s: float) -> bool:
+        """Ask it to finish and exit; whether it has."""
+        self.release()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def finish(
         self, report: Callable[[str], None], *, ended_by: str, is_over: Callable[[], bool] = lambda: False
@@ -256,28 +176,34 @@ class UploaderProcess:
         ended_by: how a person shortens the wait.
         """
         began_s, is_said = self._clock.monotonic(), False
-        while not is_over() and self.ask_to_end(POLL_S) is None:
-            waited_s = self._clock.monotonic() - began_s
-            if waited_s >= LONGEST_FINISH_S:
-                break
-            if waited_s >= SAY_AFTER_S and not is_said:
+        while not is_over() and not self.ask_to_end(POLL_S):
+            if not is_said and self._clock.monotonic() - began_s >= SAY_AFTER_S:
                 is_said = True
                 report(f"waiting for the save in progress; {ended_by}")
         self.stop(0.0)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, kill it after `timeout_s`; True if it finished everything."""
-        is_done = self.ask_to_end(timeout_s)
-        if is_done is None:
+        if not self.ask_to_end(timeout_s):
             self._process.kill()
-            self._process.wait()
+        code = self._process.wait()
+        self._offers.close()
         if self._fence is not None:
             self._fence.close()
-        return bool(is_done)
+        return code == os.EX_OK
 
 
-def _how_it_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+def listen(path: str) -> socket.socket:
+    """Where offers arrive: in the owner's folder, which no other user may enter."""
+    offers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        offers.bind(path)
+    except OSError as error:
+        offers.close()
+        raise UsageError(
+            f"expected a path of at most 100 bytes for the uploader's socket, found {path} ({error}); set TMPDIR to a folder with a shorter name"
+        ) from error
+    return offers
 
 
 def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
@@ -285,6 +211,7 @@ def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "elastic.uploader.main", config.to_json()],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=2,  # what a library prints goes to the log
+            pass_fds=(config.offers, *config.fence),
             start_new_session=True,
         )

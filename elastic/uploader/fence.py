@@ -3,7 +3,7 @@
 A fencing token is a number that only grows: a writer with a smaller one than the newest must stop.
 Here the token is the newest generation that the node has entered. Only the agent can ask the
 rendezvous for the newest one. It shares a page of memory with its uploader, each word of which one
-of the two writes, and a pipe whose bytes mean only that there is a question:
+of the two writes, and an eventfd that says only that there is a question:
 
     ASKED      uploader   when it asked last
     NEWEST     agent      the newest generation that the rendezvous has shown
@@ -12,7 +12,6 @@ of the two writes, and a pipe whose bytes mean only that there is a question:
     TRIED      agent      when it began its last try to read it
     COMMITTED  uploader   the step that it committed last, for the group to remember
     COMMITS    uploader   how many it has committed
-    PIPE       agent      the pipe's descriptor in the agent
 
 The uploader trusts only a number that was read after it asked. So a machine that was suspended, and
 wakes up, cannot pass an old number to a save. There are two exceptions, in which the newest state
@@ -31,7 +30,6 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from elastic.errors import StoreFailed
 from elastic.system.clock import Clock, since_boot_s
@@ -42,8 +40,7 @@ POLL_S = 0.002
 ENTERING_S = 1.0
 SILENT_S = 15.0  # an agent waits for its rendezvous for a few seconds
 CLOSE_S = 1.0
-_ASKED, _NEWEST, _ENTERED, _READ, _TRIED, _COMMITTED, _COMMITS, _PIPE, _WORDS = range(9)
-_WORD_BYTES = 8
+_ASKED, _NEWEST, _ENTERED, _READ, _TRIED, _COMMITTED, _COMMITS = range(7)
 
 
 class FencePage:
@@ -52,18 +49,13 @@ class FencePage:
     def __init__(self, shown: Callable[[], int]) -> None:
         """shown: the newest generation, from the rendezvous; it may raise, and take seconds."""
         self._shown = shown
-        self._fd = os.memfd_create("elastic-fence", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, mmap.PAGESIZE)
-        self._words = _map(self._fd)
-        self._questions, self._words[_PIPE] = os.pipe()
+        memory, self._questions = os.memfd_create("elastic-fence", os.MFD_CLOEXEC), os.eventfd(0)
+        self.fds = (memory, self._questions)  # for the uploader
+        os.ftruncate(memory, mmap.PAGESIZE)
+        self._words = _map(memory)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="fence", daemon=True)
         self._thread.start()
-
-    @property
-    def path(self) -> str:
-        """Where the uploader opens it, while this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def enter(self, generation: int) -> None:
         """Record that this node is a member of `generation`: saves of older ones may go on.
@@ -83,12 +75,12 @@ class FencePage:
 
     def close(self) -> None:
         self._is_closed = True
-        os.write(self._words[_PIPE], b"x")
+        os.eventfd_write(self._questions, 1)
         self._thread.join(CLOSE_S)  # a call may hang, and ends with the process then
 
     def _run(self) -> None:
         words = self._words
-        while os.read(self._questions, mmap.PAGESIZE) and not self._is_closed:
+        while os.eventfd_read(self._questions) and not self._is_closed:
             if words[_TRIED] >= words[_ASKED]:
                 continue
             began_ns = _now_ns()
@@ -104,16 +96,12 @@ class FencePage:
 class Fence:
     """The uploader's end; used by one thread."""
 
-    def __init__(self, path: str, clock: Clock, *, is_orphan: Callable[[], bool]) -> None:
-        """path: of the agent's page; empty where there is no agent, and so no fence. is_orphan:
-        whether the agent is dead. Raises OSError.
+    def __init__(self, fds: tuple[int, ...], clock: Clock, *, is_orphan: Callable[[], bool]) -> None:
+        """fds: of the agent's page; none where there is no agent, and so no fence. is_orphan:
+        whether the agent is dead.
         """
-        self._words: memoryview | None = None
-        if path:
-            self._words = _map(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-            pipe = Path(path).with_name(str(self._words[_PIPE]))
-            # Not blocking: nothing reads in an agent that is stopped.
-            self._pipe = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._words = _map(fds[0]) if fds else None
+        self._questions = fds[-1] if fds else -1
         self._clock = clock
         self._is_orphan = is_orphan
 
@@ -125,37 +113,42 @@ class Fence:
         """
         if (words := self._words) is None:
             return True
-        began_s, asked_ns = self._clock.monotonic(), self._ask()
+        began_s = self._clock.monotonic()
         while True:
-            waited_s, is_orphan = self._clock.monotonic() - began_s, self._is_orphan()
-            # The times before the numbers, as they are written after them.
-            tried_ns, read_ns = words[_TRIED], words[_READ]
+            is_known = self._ask(words)
             is_admitted = words[_NEWEST] <= max(generation, words[_ENTERED])
-            if is_orphan:
+            is_over = self._is_orphan() or self._clock.monotonic() - began_s >= ENTERING_S
+            if is_over or (is_known and is_admitted):
                 return is_admitted
-            if tried_ns >= asked_ns:
-                if (read_ns >= asked_ns and is_admitted) or waited_s >= ENTERING_S:
-                    return is_admitted
-                asked_ns = self._ask()  # a still newer generation may be formed meanwhile
-            elif waited_s >= SILENT_S:
-                raise StoreFailed(
-                    f"expected this node's agent to name the newest generation within {SILENT_S:.0f} s, found it silent;"
-                    " nothing is committed without it"
-                )
-            self._clock.sleep(POLL_S)
 
     def is_newest(self, generation: int) -> bool:
         """Whether `generation` is known to be the newest, so that it may delete."""
         if (words := self._words) is None:
             return True
-        began_s, asked_ns = self._clock.monotonic(), self._ask()
+        # The next save waits for this, and needs no answer where the rendezvous gives none.
+        with suppress(StoreFailed):
+            return self._ask(words) and max(words[_NEWEST], words[_ENTERED]) <= generation
+        return False
+
+    def _ask(self, words: memoryview) -> bool:
+        """Whether NEWEST was read after this call; else the agent is dead, or its try failed.
+
+        Raises StoreFailed for a silent agent.
+        """
+        began_s = self._clock.monotonic()
+        words[_ASKED] = asked_ns = _now_ns()
+        os.eventfd_write(self._questions, 1)
         while True:
-            tried_ns, read_ns = words[_TRIED], words[_READ]  # the time of a try is written last
+            is_orphan, tried_ns, read_ns = self._is_orphan(), words[_TRIED], words[_READ]
             if read_ns >= asked_ns:
-                return max(words[_NEWEST], words[_ENTERED]) <= generation
-            # The next save waits for this, and needs no answer where the rendezvous gives none.
-            if tried_ns >= asked_ns or self._is_orphan() or self._clock.monotonic() - began_s >= SILENT_S:
+                return True
+            if tried_ns >= asked_ns or is_orphan:  # the time of a try is written last
                 return False
+            if self._clock.monotonic() - began_s >= SILENT_S:
+                raise StoreFailed(
+                    f"expected this node's agent to name the newest generation within {SILENT_S:.0f} s, found it silent;"
+                    " nothing is committed without it"
+                )
             self._clock.sleep(POLL_S)
 
     def record_commit(self, step: int) -> None:
@@ -163,17 +156,10 @@ class Fence:
             words[_COMMITTED] = step
             words[_COMMITS] += 1
 
-    def _ask(self) -> int:
-        assert self._words is not None
-        self._words[_ASKED] = asked_ns = _now_ns()
-        with suppress(OSError):  # the agent is dead, or has questions enough
-            os.write(self._pipe, b"x")
-        return asked_ns
-
 
 def _map(fd: int) -> memoryview:
     """Native words: each is stored by one instruction, as in the control page."""
-    return memoryview(mmap.mmap(fd, _WORDS * _WORD_BYTES)).cast("q")
+    return memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("q")
 
 
 def _now_ns() -> int:

@@ -1,7 +1,5 @@
 """Every offer gets a result, and its slot is given back, as long as the uploader lives.
 
-    python -m elastic.uploader.main '{"checkpoints_url": ...}'
-
 One save is made at a time. Offers that come meanwhile wait in the socket; of those whose snapshot
 is still there then, the newest is saved next, because an older state is worth nothing. Where the
 storage hangs, the process begins anew: a save that was reported as failed may be committed all the
@@ -22,13 +20,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import Enum
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from elastic.checkpoint.record import save_limit_s
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, StoreFailed
 from elastic.events import CheckpointCommitted, CheckpointDiffers, CheckpointFailed, CheckpointFenced
 from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import At
@@ -37,7 +32,7 @@ from elastic.observe.log_shipper import MetricsShipper
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import Objects, open_store
 from elastic.system import stop_signals
-from elastic.system.clock import SystemClock, share_boot_wall_s
+from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
 from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.save import OVERWRITTEN, Saver, report_problem
@@ -52,14 +47,6 @@ _EVENTS = {
     SaveState.DIFFERS: CheckpointDiffers,
     SaveState.FENCED: CheckpointFenced,
 }
-
-
-class End(Enum):
-    """How an uploader ends: everything is saved; or a call of the storage hangs, which only another
-    process can do without, and which none needs where the owner is gone.
-    """
-
-    FINISHED, HUNG, ABANDONED = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +75,8 @@ class Uploader:
         self._offers = offers
         self._owner_fd = owner_fd
 
-    def run(self) -> End:
-        """Serve until the owner is gone and everything is done, or the storage hangs."""
+    def run(self) -> bool:
+        """Serve until the owner is gone; whether all is done, and no call of the storage hangs."""
         poll = select.poll()
         for fd in (self._owner_fd, self._offers.fileno()):
             poll.register(fd, select.POLLIN)
@@ -98,9 +85,9 @@ class Uploader:
             is_over = _is_readable(self._owner_fd)  # first: no offer from before its end is missed
             if (job := self._newest()) is not None:
                 if not self._save(job):
-                    return End.ABANDONED if _is_readable(self._owner_fd) else End.HUNG
+                    return False
             elif is_over:
-                return End.FINISHED
+                return True
 
     def _newest(self) -> Job | None:
         """The last of all offers that have arrived; the others have their results."""
@@ -131,14 +118,8 @@ class Uploader:
         finally:
             for fd in fds:
                 os.close(fd)
-        if slots.lease(offer.slot, offer.seq):
-            found = slots.find(offer.slot, offer.seq)
-            if found is not None and (found.info.step, found.info.generation) == (
-                offer.step,
-                offer.generation,
-            ):
-                return Job(offer=offer, slots=slots, snapshot=found, client=client)
-            slots.release(offer.slot)
+        if (found := slots.lease(offer.slot, offer.seq)) is not None:
+            return Job(offer=offer, slots=slots, snapshot=found, client=client)
         slots.close()
         self._report(offer, client, offer.result(SaveState.FAILED, OVERWRITTEN.format(step=offer.step)))
         return None
@@ -196,66 +177,29 @@ def _is_readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def serve(
-    config: UploaderConfig, owner_fd: int, *, reached: Callable[[str, int], None], ready: Callable[[], None]
-) -> End:
-    """Run an uploader until the end of `owner_fd`; `ready` is called once clients can connect.
+def serve(config: UploaderConfig, owner_fd: int, reached: Callable[[str, int], None] | None = None) -> bool:
+    """Run an uploader until the end of `owner_fd`; as `Uploader.run`.
 
     `reached` is called with a point of the commit protocol (upload, before-commit, after-commit)
-    and the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
+    and the step. Raises UsageError for a store that cannot be used.
     """
     clock = SystemClock()
     log = EventLog(config.events, node=config.node, clock=clock)
-    try:
-        fence = Fence(config.fence, clock, is_orphan=lambda: os.getppid() != config.owner)
-    except OSError as error:
-        raise UsageError(
-            f"expected the memory of an agent at {config.fence}, found none ({error})"
-        ) from error
+    fence = Fence(config.fence, clock, is_orphan=lambda: os.getppid() != config.owner)
+    reached = reached or _reached(config, log, clock)
     saver = Saver(open_store(config.run.checkpoints_url), config, fence, clock, reached)
-    with _listen(config.socket_path) as offers:
-        ready()
-        try:
-            return Uploader(saver, config, log, offers, owner_fd).run()
-        finally:
-            Path(config.socket_path).unlink(missing_ok=True)
+    # Another uploader inherits the descriptor from this one.
+    with socket.socket(fileno=os.dup(config.offers)) as offers:
+        return Uploader(saver, config, log, offers, owner_fd).run()
 
 
-def _listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    # A killed predecessor left its socket there; the owner never runs two uploaders on one path.
-    Path(path).unlink(missing_ok=True)
-    before = os.umask(0o177)
-    try:
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"expected a path of at most 100 bytes for the uploader's socket, found {path} ({error}); set TMPDIR to a folder with a shorter name"
-        ) from error
-    finally:
-        os.umask(before)
-    return listener
-
-
-def _notify_owner(message: dict[str, Any]) -> None:
-    if os.path.sameopenfile(1, 2):
-        return  # the owner was told before the storage hung
-    with suppress(BrokenPipeError):  # it was told to leave before it was ready
-        os.write(1, f"{json.dumps(message)}\n".encode())
-    # The owner reads this pipe no further: what a library prints later goes to the log.
-    os.dup2(2, 1)
-
-
-def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
+def _reached(config: UploaderConfig, log: EventLog, clock: Clock) -> Callable[[str, int], None]:
     """What happens at the points of the commit protocol: the faults of the run's plan that are
     injected into this process, and before the commit the upload of the metrics.
 
     The lines of metrics are uploaded before the checkpoint that holds their steps. A node that
     resumes from the checkpoint elsewhere then finds them in the run directory.
     """
-    clock = SystemClock()
-    log = EventLog(config.events, node=config.node, clock=clock)
     faults = FaultInjector(config.faults or "", config.run.faults, log, clock)
     metrics = None
     if config.run.is_remote:
@@ -277,17 +221,14 @@ def main(arguments: list[str]) -> int:
     # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when
     # its owner does.
     stop_signals.ignore()
-    try:
-        config = UploaderConfig.parse(arguments[0])
-        share_boot_wall_s(config.boot_wall_s)
-        end = serve(config, 0, reached=_reached(config), ready=lambda: _notify_owner({"ready": True}))
-    except UsageError as error:
-        _notify_owner({"error": str(error)})
-        return EXIT_USAGE
-    if end is End.HUNG:
+    config = UploaderConfig.parse(arguments[0])
+    share_boot_wall_s(config.boot_wall_s)
+    if serve(config, 0):
+        return EXIT_COMPLETE
+    if not _is_readable(0):
         # A thread in a call that hangs cannot be ended, and would hold up all later saves.
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very command
-    return EXIT_COMPLETE if end is End.FINISHED else EXIT_FAILED
+    return EXIT_FAILED
 
 
 if __name__ == "__main__":

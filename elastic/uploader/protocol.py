@@ -5,8 +5,8 @@ It does not promise who is at the other end: the folder and the mode of the sock
 client     Offer, with the descriptors of the memory that holds the snapshot and of a socket
 uploader   SaveResult through that socket, once its save is over
 
-An offer is one datagram: it comes whole, with its descriptors, or not at all. One that is not read
-is lost with the uploader, and its socket is at its end then.
+An offer is one datagram: it comes whole, with its descriptors, or not at all. It waits in a socket
+that is the owner's, so that it outlives an uploader that dies before it reads it.
 """
 
 import json
@@ -29,9 +29,9 @@ class UploaderConfig:
 
     `keep`: the number of checkpoints that retention leaves. `save_deadline_s`: for a save, beside
     the time that its size takes (record.py). `uid`: of the run directory, in which nothing is saved
-    once it has another one; empty without an agent. `fence`: of the agent's FencePage; empty
-    without an agent. `faults` is a fault plan. `owner`, `boot_wall_s` (system/clock.py): of the
-    process that starts the uploader.
+    once it has another one; empty without an agent. `faults` is a fault plan. `offers`, `fence`:
+    descriptors that it inherits, of the socket and of the agent's FencePage, if there is one.
+    `owner`, `boot_wall_s` (system/clock.py): of the process that starts the uploader.
     """
 
     run_url: str
@@ -41,8 +41,9 @@ class UploaderConfig:
     node: str
     keep: int
     uid: str = ""
-    fence: str = ""
     faults: str | None = None
+    offers: int = -1
+    fence: tuple[int, ...] = ()
     save_deadline_s: float = SAVE_S
     owner: int = field(default_factory=os.getpid)
     boot_wall_s: float = field(default_factory=boot_wall_s)

@@ -26,7 +26,7 @@ def page(shown):
 
 
 def fence_of(page, clock=None, *, is_orphan=False):
-    return Fence(page.path, clock or SystemClock(), is_orphan=lambda: is_orphan)
+    return Fence(page.fds, clock or SystemClock(), is_orphan=lambda: is_orphan)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_the_number_only_grows(page, shown):
 
 
 def test_without_an_agent_nothing_is_fenced():
-    fence = Fence("", FakeClock(), is_orphan=lambda: True)
+    fence = Fence((), FakeClock(), is_orphan=lambda: True)
     assert fence.admits(1)
     assert fence.is_newest(1)

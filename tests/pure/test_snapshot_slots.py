@@ -106,7 +106,9 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
     def lease(self, data):
         whole = [(each[0], each[1]) for each in self.published]
         slot, seq = data.draw(st.sampled_from(whole + self.gone))
-        assert self.reader.lease(slot, seq) is ((slot, seq) in whole)
+        found = self.reader.lease(slot, seq)
+        assert (found is not None) is ((slot, seq) in whole)
+        assert found in (None, *self.reader.whole())
         self.leases[slot] += (slot, seq) in whole
 
     @rule(slot=SLOTS)

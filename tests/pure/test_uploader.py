@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import run_records
@@ -18,7 +19,7 @@ from payloads import bytes_of, payload_of
 from shown_generation import Rendezvous
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import EXIT_FAILED, UsageError
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, image_hash
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
@@ -27,9 +28,9 @@ from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import client, fence, main
-from elastic.uploader.client import Handover, UploaderProcess, offer
+from elastic.uploader.client import Handover, UploaderProcess, listen, offer
 from elastic.uploader.fence import FencePage
-from elastic.uploader.main import End, Uploader, _listen, serve
+from elastic.uploader.main import Uploader, serve
 from elastic.uploader.protocol import SaveResult, SaveState, UploaderConfig
 
 LIMIT_S = 60.0
@@ -58,7 +59,7 @@ def config(tmp_path, page):
         node="n0",
         keep=10,
         save_deadline_s=LIMIT_S,
-        fence=page.path,
+        fence=page.fds,
         owner=os.getppid(),
     )
 
@@ -66,7 +67,6 @@ def config(tmp_path, page):
 @pytest.fixture
 def process(config):
     process = UploaderProcess.start(replace(config, owner=os.getpid()))
-    process.wait_ready()
     yield process
     process.stop(LIMIT_S)
 
@@ -123,12 +123,12 @@ class InThread:
         if not holds:
             self.go_on.set()
         self._owner_fd, self._owner_end = os.pipe()
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(config,), daemon=True)
-        self.end = None
+        self._offers = listen(config.socket_path)
+        self._config = replace(config, offers=self._offers.fileno())
+        self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    def _serve(self, config):
-        self.end = serve(config, self._owner_fd, reached=self._hold, ready=self._is_ready.set)
+    def _serve(self):
+        serve(self._config, self._owner_fd, self._hold)
 
     def _hold(self, point, step):
         if point == "before-commit":
@@ -137,7 +137,6 @@ class InThread:
 
     def __enter__(self):
         self._thread.start()
-        assert self._is_ready.wait(LIMIT_S)
         return self
 
     def holds(self, handover):
@@ -145,17 +144,14 @@ class InThread:
         assert self.reached.wait(LIMIT_S)
         return handover
 
-    def leave(self):
-        if self._owner_end is not None:
-            os.close(self._owner_end)
-            self._owner_end = None
-
     def __exit__(self, *error):
         self.go_on.set()
-        self.leave()
+        os.close(self._owner_end)
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
         os.close(self._owner_fd)
+        self._offers.close()
+        Path(self._config.socket_path).unlink()
 
 
 def test_it_starts_without_torch():
@@ -195,12 +191,9 @@ def test_a_terminals_signals_do_not_end_it(config, process, slots):
     assert state_of(hand_over(config, slots, 1)) is SaveState.COMMITTED
 
 
-def test_an_unknown_protocol_is_reported_to_the_owner(config):
-    """The process cannot serve; its owner gets the sentence instead of silence."""
-    process = UploaderProcess.start(replace(config, run_url="s33://b/c"))
+def test_an_unknown_protocol_is_refused_by_the_owner(config):
     with pytest.raises(UsageError, match="expected a path or a URL"):
-        process.wait_ready()
-    assert not process.stop(LIMIT_S)
+        UploaderProcess.start(replace(config, run_url="s33://b/c"))
 
 
 def test_the_newest_of_those_that_wait_is_saved_next(config, slots):
@@ -250,28 +243,26 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(
 
 
 @pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
-def test_a_save_lost_with_its_uploader_can_be_offered_again(config, slots, wait_until, dies):
+def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, wait_until, dies, monkeypatch):
+    """A save in hand is lost, and says so; an offer that waits is the next uploader's."""
+    monkeypatch.setattr(client, "RESTART_S", 0.0)
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
     process = UploaderProcess.start(replace(config, owner=os.getpid(), faults=faults))
-    process.wait_ready()
-    if dies == "before it reads the offer":
-        os.kill(process.pid, signal.SIGSTOP)
-    if dies == "idle":
-        os.kill(process.pid, signal.SIGKILL)
-        wait_until(lambda: not process.is_alive())
-        with pytest.raises(StoreFailed, match="expected an uploader"):
-            hand_over(config, slots, 1)
-    else:
-        handover = hand_over(config, slots, 1, final=True)
-        if faults is None:
-            os.kill(process.pid, signal.SIGKILL)
+    if faults is None:
+        number = signal.SIGKILL if dies == "idle" else signal.SIGSTOP
+        os.kill(process.pid, number)
+    handover = hand_over(config, slots, 1, final=True)
+    if dies == "in its save":
         assert state_of(handover) is SaveState.LOST
-    wait_until(lambda: not process.is_alive())
-    assert process.revive().reason == "killed by SIGKILL"
-    process.wait_ready()
-    slots.release_all()
-    again = offer(config.socket_path, slots, slots.whole()[0], resumed_from=None, final=True)
-    assert state_of(again) is SaveState.COMMITTED
+    elif dies == "before it reads the offer":
+        os.kill(process.pid, signal.SIGKILL)
+    said = []
+    wait_until(lambda: said.append(process.revive()) or said[-1])
+    assert said[-1] == "killed by SIGKILL"
+    if dies == "in its save":
+        slots.release_all()
+        handover = offer(config.socket_path, slots, slots.whole()[0], resumed_from=None, final=True)
+    assert state_of(handover) is SaveState.COMMITTED
     assert process.stop(LIMIT_S)
 
 
@@ -352,15 +343,15 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
     assert open_store(config.run.checkpoints_url).list() == []
 
 
-@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {}])
+@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}])
 def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
-    """The one slot is leased, and holds another step than the offer, or held it before."""
+    """The one slot is leased, and held another snapshot before."""
     slots = SnapshotSlots.create(4096, 1)
     keep(slots, 1)
     there = keep(slots, 2)
     assert slots.lease(there.slot, there.seq)
     with InThread(config, holds=False):
-        gone = replace(there, info=info(3), **change)
+        gone = replace(there, **change)
         result = offer(config.socket_path, slots, gone, resumed_from=None, final=False).wait(LIMIT_S)
     assert result.state is SaveState.FAILED and "written over" in result.reason
     assert slots.begin() is None
@@ -369,33 +360,33 @@ def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
 class DyingProcess:
     """What `subprocess.Popen` makes of an uploader that ends at its start."""
 
-    pid, stdin, stdout = 1, None, None
+    pid, stdin = 1, None
 
     def poll(self):
         return 2
 
 
 @pytest.mark.parametrize("error", [None, BlockingIOError(errno.EAGAIN, "no process left")])
-def test_an_uploader_that_keeps_dying_is_started_more_rarely(config, monkeypatch, error):
-    """It ends at its start, or cannot be started; the fifth death is said loudly."""
+def test_an_uploader_that_keeps_dying_is_started_at_intervals(config, monkeypatch, error):
+    """It ends at its start, or cannot be started."""
     clock, started, said = FakeClock(), [], []
 
     def spawn(_config):
         started.append(clock.now)
-        if error is not None:
+        if error is not None and len(started) > 1:
             raise error
         return DyingProcess()
 
     monkeypatch.setattr(client, "_spawn", spawn)
-    process = UploaderProcess(config, DyingProcess(), clock=clock)
-    for _ in range(600):
+    with listen(config.socket_path) as offers:
+        process = UploaderProcess(config, offers, None, clock)
+    for _ in range(100):
         said += filter(None, [process.revive()])
         clock.now += 0.5
-    pauses = [after - before for before, after in itertools.pairwise(started)]
-    expected = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0] + [30.0] * (len(pauses) - 6)
-    assert all(0 <= found - pause <= 0.5 for found, pause in zip(pauses, expected, strict=True))
-    assert process.pid is None
-    assert [each.deaths >= 5 for each in said] == ["NOTHING IS SAVED" in str(each) for each in said]
+    pauses = {after - before for before, after in itertools.pairwise(started)}
+    assert pauses == {client.RESTART_S} and len(said) == len(started) - 1
+    assert all(each.startswith("exit code 2") for each in said)
+    assert all(("no process left" in each) is (error is not None) for each in said)
 
 
 class HeldSaver:
@@ -421,7 +412,7 @@ def run_once(config, slots, saver, *, owner_lives=False):
     owner_fd, owner_end = os.pipe()
     if not owner_lives:
         os.close(owner_end)
-    with _listen(config.socket_path) as offers:
+    with listen(config.socket_path) as offers:
         handover = hand_over(config, slots, 1)
         end = Uploader(saver, config, log, offers, owner_fd).run()
     os.close(owner_fd)
@@ -431,10 +422,9 @@ def run_once(config, slots, saver, *, owner_lives=False):
 @pytest.mark.parametrize(
     ("hangs_in", "owner_lives", "ends"),
     [
-        ("nothing", False, (End.FINISHED, "committed")),
-        ("save", True, (End.HUNG, "failed")),
-        ("save", False, (End.ABANDONED, "failed")),
-        ("prune", True, (End.HUNG, "committed")),
+        ("nothing", False, (True, "committed")),
+        ("save", True, (False, "failed")),
+        ("prune", True, (False, "committed")),
     ],
 )
 def test_a_hanging_storage_keeps_no_uploader(config, slots, monkeypatch, *, hangs_in, owner_lives, ends):
@@ -454,14 +444,16 @@ def test_a_hanging_storage_keeps_no_uploader(config, slots, monkeypatch, *, hang
     saver.go_on.set()
 
 
-def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch):
+@pytest.mark.parametrize("owner_lives", [True, False])
+def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch, *, owner_lives):
     """A thread in a call that hangs cannot be ended, and would hold up all later saves."""
     begun = []
-    monkeypatch.setattr(main, "serve", lambda *_words, **_options: End.HUNG)
+    monkeypatch.setattr(main, "serve", lambda *_words: False)
+    monkeypatch.setattr(main, "_is_readable", lambda _fd: not owner_lives)
     monkeypatch.setattr(main.os, "execv", lambda *words: begun.append(words))
     monkeypatch.setattr(main.stop_signals, "ignore", lambda: None)
-    main.main([config.to_json()])
-    assert begun == [(sys.executable, sys.orig_argv)]
+    assert main.main([config.to_json()]) == EXIT_FAILED
+    assert begun == [(sys.executable, sys.orig_argv)] * owner_lives
 
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, slots):

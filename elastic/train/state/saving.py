@@ -28,7 +28,7 @@ from elastic.train.loop.build import LoopParts
 from elastic.train.loop.schedule import is_save_due
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.snapshotting import PublishedSnapshot, layout_of
-from elastic.uploader.client import FINAL_OFFER_S, OFFER_S, Handover, offer
+from elastic.uploader.client import Handover, offer
 from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_TRIES = 3
@@ -199,7 +199,6 @@ class Checkpointing:
                 published.snapshot,
                 resumed_from=self._resumed_from,
                 final=final,
-                within_s=FINAL_OFFER_S if final else OFFER_S,
             )
             if self._under_way is not None:  # the uploader, which goes on with it, records its end
                 self._under_way.close()
