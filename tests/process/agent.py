@@ -1,5 +1,4 @@
-"""`elastic-train` for tests, which fork their agents from a process that has imported torch and all
-that a fork server imports before it serves.
+"""`elastic-train` for tests, which fork their agents from a fork server that has imported torch.
 
 It has imported the driver of object stores as well: otherwise every process of a run in one takes
 half a second for it.
@@ -13,7 +12,6 @@ before all else.
 
 import ctypes
 import functools
-import importlib
 import os
 import runpy
 import sys
@@ -25,7 +23,6 @@ import torch.distributed.run  # noqa: F401
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
-from elastic.worker import preload
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 import forks_itself
@@ -49,9 +46,6 @@ def enter(pid: str) -> None:
     assert libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) == 0
     assert libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0
 
-
-for name in preload.ALWAYS:
-    importlib.import_module(name)
 
 if __name__ == "__main__":
     forks_itself.patch()
