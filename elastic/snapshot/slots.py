@@ -27,6 +27,7 @@ import os
 import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from elastic.system.processes import available_bytes
 from elastic.system.untrusted import decode, parse_json
@@ -49,8 +50,9 @@ _LIBC.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 class SnapshotInfo:
     """What stands in a slot's header about the state in its body.
 
-    chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. data:
-    what the run is trained on, as the JSON of data/record.py; empty before that was recorded.
+    chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. line:
+    the step's line of the metrics, None if it did not fit. data: what the run is trained on, as the
+    JSON of data/record.py; empty before that was recorded.
     """
 
     step: int
@@ -58,17 +60,24 @@ class SnapshotInfo:
     generation: int
     chain: str = ""
     checksum: str = ""
+    line: dict[str, Any] | None = None
     data: str = ""
 
     def to_json(self) -> bytes:
-        """With its data if they fit into a header; the image has them as well."""
-        text = json.dumps(asdict(self)).encode()
-        return text if len(text) <= INFO_LIMIT_BYTES else json.dumps(asdict(replace(self, data=""))).encode()
+        """With its data and its line if they fit into a header; the image has the data as well."""
+        for info in (self, replace(self, data="")):
+            if len(text := json.dumps(asdict(info)).encode()) <= INFO_LIMIT_BYTES:
+                return text
+        return json.dumps(asdict(replace(self, data="", line=None))).encode()
 
     @staticmethod
     def parse(text: bytes) -> "SnapshotInfo":
         """Raises ValueError."""
-        return decode(SnapshotInfo, parse_json(text), what="the header of a snapshot", exact=False)
+        found = parse_json(text)
+        # A line is the recipe's own: any JSON, and numbers that are not finite.
+        line = found.pop("line", None) if isinstance(found, dict) else None
+        info = decode(SnapshotInfo, found, what="the header of a snapshot", exact=False)
+        return replace(info, line=line if isinstance(line, dict) else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, _cut, newest, read
 from elastic.observe.step_line import StepLine
 from elastic.testing.fakes import FakeClock
+from elastic.train.state import resume
+from elastic.train.state.restore import ResumePoint
 
 
 def lines(steps) -> bytes:
@@ -63,6 +65,19 @@ def test_an_older_file_stays_until_a_newer_one_has_its_steps(tmp_path):
     assert found[:4] == [(0, 0, 0), (9, 9, 0), (5, 9, 0), (6, 9, 2)]
     names = [each.name for each in sorted(tmp_path.glob(".metrics-*"))]
     assert names == [".metrics-000005.jsonl", ".metrics-000006.jsonl"]
+
+
+@pytest.mark.parametrize("there", [[8, 9], [8]])
+def test_a_line_that_is_there_is_not_added_again(tmp_path, there):
+    """The file lacks step 7, and has step 9 or not; a snapshot kept the line of step 9."""
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, generation=1)
+    first.rewind(0)
+    for step in [*range(1, 7), *there]:
+        first.append(StepLine(step=step))
+    point = ResumePoint(step=9, chain="", source="snapshot", line=StepLine(step=9))
+    resume._rewind(Metrics(path, generation=2), point)
+    assert [line.step for line in read(path)] == [*range(1, 7), 8, 9]
 
 
 def test_the_newest_line_is_found_however_long_it_is(tmp_path):

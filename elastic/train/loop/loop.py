@@ -331,7 +331,7 @@ class Loop:
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
             epoch = parts.loader.order.position(began.step)[0] if began.step else 0
-            last = self._saving.keep(self._recorder.info(began.step, epoch))
+            last = self._saving.keep(self._recorder.info(began.step, epoch, began.line))
         if last is not None:
             problem = self._saving.commit(last)
             if problem:

@@ -43,6 +43,8 @@ class StepRecorder:
         self._said = {name for each in known for name in each.event.names}
         self._mark = mark
         parts.step_functions.reported = resumed.reported
+        if resumed.late is not None:  # the restored step has its line only now
+            self._report(resumed.late)
         self._began_s = self._opened_s = parts.clock.monotonic()
         self.evaluated_s = 0.0  # in the body of the step, and no part of it either
 
@@ -90,7 +92,7 @@ class StepRecorder:
             if step.number == self._resumed.first_new:
                 output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()
-        return self.info(step.number, step.epoch)
+        return self.info(step.number, step.epoch, line)
 
     def _report(self, line: StepLine) -> None:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
@@ -131,13 +133,14 @@ class StepRecorder:
         shared = set(mine).intersection(*(each.entries for each in of_ranks))
         return shared & set(differences(*of_ranks)) - self._said
 
-    def info(self, step: int, epoch: int) -> SnapshotInfo:
-        """What stands beside the state after a step."""
+    def info(self, step: int, epoch: int, line: StepLine | None = None) -> SnapshotInfo:
+        """What stands beside the state after a step; line: the step's, None where it has none."""
         return SnapshotInfo(
             step=step,
             epoch=epoch,
             generation=self._parts.link.generation,
             chain=self._chain,
+            line=None if line is None else line.to_json(),
             data=self._data,
         )
 

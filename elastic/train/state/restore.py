@@ -15,6 +15,7 @@ A storage that does not answer is not damage. Rank 0 asks it again for a minute 
 which ends the restore on every rank: no rank goes on to an older checkpoint.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,9 @@ from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
 from elastic.errors import CheckpointDamaged, ElasticError, StateDoesNotFit, StoreFailed, UsageError
 from elastic.events import CheckpointRejected, SnapshotRejected
+from elastic.observe import step_line
+from elastic.observe.log import parse_lines
+from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier, Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
@@ -58,14 +62,16 @@ class ResumePoint:
     """Where training resumes; step 0 is the start.
 
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
-    node's), checkpoint, parent (the state of another run), or none. data: what it was trained on,
-    None at the start. divergence: the difference between ranks that has steps done again. digest:
-    of the checkpoint, if it was one. checksum: of the whole evidence, as the objects have it.
+    node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
+    metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
+    difference between ranks that has steps done again. digest: of the checkpoint, if it was one.
+    checksum: of the whole evidence, as the objects have it.
     """
 
     step: int
     chain: str
     source: str
+    line: StepLine | None = None
     data: DataRecord | None = None
     divergence: Divergence | None = None
     digest: str = ""
@@ -176,10 +182,16 @@ class Restorer:
         except (ElasticError, OSError, LookupError, TypeError) as error:
             damage = f"{type(error).__name__}: {error}"
         self._fault_point()
-        loaded = groups.all_gather([damage, misfit])
-        if damages := [damage for damage, _ in loaded if damage]:
+        kept = None if candidate.is_stored else self._snapshots().get(step)
+        line = "" if kept is None or kept.info.line is None else json.dumps(kept.info.line)
+        loaded = groups.all_gather([damage, misfit, line])
+        texts: list[list[str]] = [
+            [each for each in of_ranks if each] for of_ranks in zip(*loaded, strict=True)
+        ]
+        damages, misfits, lines = texts
+        if damages:
             return damages[0]
-        if misfits := [misfit for _, misfit in loaded if misfit]:
+        if misfits:
             # Older states are of the same objects: they would not fit either, and if one did, steps
             # would be lost without need.
             reason = " ".join(misfits[0].split()).rstrip(".")  # torch's own have a line for each parameter
@@ -195,6 +207,7 @@ class Restorer:
             step=step,
             chain=chain,
             source="checkpoint" if candidate.is_stored else from_memory,
+            line=next(parse_lines((each.encode() for each in lines), step_line.parse), None),
             data=trained_on,
             divergence=known,
             digest="" if candidate.record is None else candidate.record.digest,

@@ -12,6 +12,7 @@ from elastic.data.record import DataRecord, check_ranks, check_resume, record_of
 from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
 from elastic.observe.log import read_rare
 from elastic.observe.metrics import Metrics, Rewound
+from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier
 from elastic.proof.replay import Replay, begin_replay
 from elastic.train import refuse
@@ -26,13 +27,15 @@ MOST_LISTED = 5
 class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
-    reported: the highest step whose line was ever written, as far as the run's files tell. data:
-    the record of the samples, for epoch 0. replay: the steps that are done again.
+    reported: the highest step whose line was ever written, as far as the run's files tell. late:
+    the line of the restored step where no file had it. data: the record of the samples, for epoch
+    0. replay: the steps that are done again.
     """
 
     point: ResumePoint
     first_new: int
     reported: int
+    late: StepLine | None
     data: DataRecord
     replay: Replay
 
@@ -66,7 +69,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
         said = check_resume(point.data, now, point.step, new_run_from(parts.run_dir.url))
     parts.page.restored_step = point.step  # first: a step beyond it was trained here
     parts.page.set_step(parts.groups.local_rank, point.step)
-    rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point.step)
+    rewound, late = (Rewound(), None) if parts.metrics is None else _rewind(parts.metrics, point)
     reported = _reported(parts, rewound)  # before this generation's own event
     if output is not None:
         if said:
@@ -89,6 +92,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
         point=point,
         first_new=max(point.step, rewound.ever) + 1,
         reported=reported,
+        late=late,
         data=now,
         replay=begin_replay(parts, point, rewound, point.data or now, now),
     )
@@ -119,13 +123,19 @@ def _say_what_differs(parts: LoopParts, output: Rank0Output, point: ResumePoint,
         )
 
 
-def _rewind(metrics: Metrics, step: int) -> Rewound:
-    """Cut the metrics back to the resumed step."""
-    rewound = metrics.rewind(step)
-    if rewound.missing:
+def _rewind(metrics: Metrics, point: ResumePoint) -> tuple[Rewound, StepLine | None]:
+    """Cut the metrics back to the resumed step; also returns that step's line if none was there."""
+    late, rewound = None, metrics.rewind(point.step)
+    missing, is_there = rewound.missing, rewound.last is not None and rewound.last.step == point.step
+    if point.line is not None and not is_there and (missing or rewound.highest == point.step - 1):
+        # Rank 0 died between this step's sums and its line. Another rank's snapshot has it.
+        late = point.line
+        metrics.append(late)
+        missing = max(0, missing - 1)
+    if missing:
         print(
-            f"note: metrics.jsonl has no line for {rewound.missing} of the steps up to {step}: the node that trained them did not"
+            f"note: metrics.jsonl has no line for {missing} of the steps up to {point.step}: the node that trained them did not"
             " write them, or cannot be read, and the state from which the run goes on came from another one",
             flush=True,
         )
-    return rewound
+    return rewound, late
