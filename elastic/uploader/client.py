@@ -28,7 +28,7 @@ STOP_S = 30.0
 OFFER_S = 1.0
 SAY_AFTER_S = 1.0
 POLL_S = 0.1
-RESTART_S = 5.0  # between two starts, where an uploader dies at once
+RESTART_S = 2.0  # between two starts, where an uploader dies at once
 _CLOCK = SystemClock()
 
 
