@@ -46,7 +46,10 @@ def test_each_node_watches_few_and_is_watched_by_as_many(count: int) -> None:
 texts = st.text(alphabet="abc-.: é", min_size=1, max_size=5)
 who = st.sampled_from("abcdef-é")
 nodes = st.builds(Node, id=who, address=texts, nproc=st.integers(0, 99), port=st.integers(0, 65535))
-wished = st.tuples(st.sampled_from(Verb), st.integers(0, 3), nodes)
+# A member of the open generation has workers: it asks to join once that is closed.
+wished = st.tuples(st.sampled_from(Verb), st.integers(0, 3), nodes).filter(
+    lambda each: each[0] is not Verb.JOIN or each[2].id not in "abc"
+)
 
 
 @given(st.lists(wished, max_size=8, unique_by=lambda each: each[2].id), st.sets(who), st.booleans())
