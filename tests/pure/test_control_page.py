@@ -6,43 +6,31 @@ from hypothesis import strategies as st
 from elastic.system.control_page import MAX_WORKERS, ControlPage
 from elastic.system.silence import Heartbeat, Phase
 
+FRESH = (0, None, Phase.START, 0)
+numbers = st.integers(0, 2**62)
+shown = st.tuples(numbers, st.none() | numbers, st.sampled_from(Phase), st.integers(1, 9))
 
-@given(st.dictionaries(st.integers(0, MAX_WORKERS - 1), st.integers(0, 2**63 - 1)), st.booleans())
-def test_writing_one_word_changes_no_other(steps, drain):
-    """The first and the last worker, with the largest steps, and the request beside them, which is
-    made and withdrawn or the other way round. Read through a second mapping.
+
+@given(st.dictionaries(st.integers(0, MAX_WORKERS - 1), shown), st.booleans(), st.none() | st.integers(0, 99))
+def test_writing_one_word_changes_no_other(workers, drain, fd):
+    """Of the first and the last worker, too, and the words of the node beside them; each has had
+    another value before. Step 0 and descriptor 0 are not none. Read through a second mapping.
     """
     page = ControlPage.create()
-    page.drain = not drain
-    page.drain = drain
-    for rank, step in steps.items():
+    page.drain, page.slots_fd = not drain, 7
+    page.drain, page.slots_fd = drain, fd
+    for rank, (step, open_step, phase, beats) in workers.items():
+        page.set_open_step(rank, 7)
+        page.set_open_step(rank, open_step)
         page.set_step(rank, step)
+        for _ in range(beats):
+            page.beat(rank, phase)
     other = ControlPage.open(page.path)
-    assert other.drain == drain
-    assert all(other.step(rank) == steps.get(rank, 0) for rank in {0, 1, MAX_WORKERS - 1, *steps})
-
-
-def test_a_worker_shows_the_step_of_its_loop_and_no_other():
-    """Step 0 is the time before its first step, in which a state is restored."""
-    page = ControlPage.create()
-    assert page.open_step(1) is None
-    for step in 0, 7, None:
-        page.set_open_step(1, step)
-        page.set_step(1, 3)
-        assert page.open_step(1) == step
-    assert (page.open_step(0), page.open_step(2), page.step(1)) == (None, None, 3)
-
-
-@given(st.sampled_from(Phase), st.integers(1, 9), st.none() | st.integers(0, 99))
-def test_heartbeats_and_the_descriptor_are_read_back(phase, beats, fd):
-    """Descriptor 0 is not the same as none."""
-    page = ControlPage.create()
-    page.slots_fd = fd
-    for _ in range(beats):
-        page.beat(1, phase)
-    assert page.slots_fd == fd
-    assert page.heartbeat(1) == Heartbeat(step=0, phase=phase, beats=beats)
-    assert page.heartbeat(0) == page.heartbeat(2) == Heartbeat(step=0, phase=Phase.START, beats=0)
+    assert (other.drain, page.slots_fd) == (drain, fd)
+    for rank in {0, 1, MAX_WORKERS - 1, *workers}:
+        step, open_step, phase, beats = workers.get(rank, FRESH)
+        assert (other.step(rank), other.open_step(rank)) == (step, open_step)
+        assert other.heartbeat(rank) == Heartbeat(step=step, phase=phase, beats=beats)
 
 
 @given(

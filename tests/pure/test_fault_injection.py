@@ -1,6 +1,7 @@
 """Which process injects which fault, and how often: claims, slowdowns, random kills."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import run_records
@@ -20,28 +21,21 @@ def worker(folder, plan, *, rank=0, generation=1, clock=None):
 
 
 def test_a_fault_strikes_once_however_often_its_step_is_redone(tmp_path):
-    """The same step reached three times, each time by a new process's object."""
-    for trial in range(3):
-        point = worker(tmp_path, "step 3 rank 1 mid-sum: raise", rank=1).at_step(3)
+    """Three processes reach the step. By then the plan has another line before it, which strikes:
+    claims must not depend on line numbers.
+    """
+    fault, other = "step 3 rank 1 mid-sum: raise", "step 2 rank 1: raise"
+    for plan, is_new in ((fault, True), (fault, False), (f"{other}; {fault}", False)):
+        faults = worker(tmp_path, plan, rank=1)
+        point = faults.at_step(3)
         for passed in ("forward", "backward"):
             point(passed)
-        if trial == 0:
-            with pytest.raises(InjectedFault):
-                point("mid-sum")
-        else:
+        with pytest.raises(InjectedFault) if is_new else nullcontext():
             point("mid-sum")
-    (event,) = run_records.events(tmp_path / "events")
-    assert (event["fault"], event["step"]) == ("step 3 rank 1 mid-sum: raise", 3)
-
-
-def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
-    """A line before the fault that was injected: claims must not depend on line numbers."""
     with pytest.raises(InjectedFault):
-        worker(tmp_path, "step 3: raise").at_step(3)("forward")
-    edited = "step 2: raise; step 3: raise"
-    with pytest.raises(InjectedFault):
-        worker(tmp_path, edited).at_step(2)("forward")
-    worker(tmp_path, edited).at_step(3)("forward")
+        faults.at_step(2)("forward")
+    events = run_records.events(tmp_path / "events")
+    assert [(each["fault"], each["step"]) for each in events] == [(fault, 3), (other, 2)]
 
 
 def test_a_fault_strikes_its_own_rank_step_and_generation_only(tmp_path):

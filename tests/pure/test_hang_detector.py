@@ -59,17 +59,6 @@ def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
     return None, detector
 
 
-def test_a_stopped_process_is_blamed_before_silent_workers():
-    """Rank 1 is stopped while it waits; rank 0 has been evaluating for much longer."""
-    detector = HangDetector(fixed_limit_s=None)
-    for now_s in range(1200):
-        waiting = sample_of(Phase.WAIT, is_stopped=now_s >= 1100)
-        detector.observe({0: sample_of(Phase.BETWEEN), 1: waiting}, now_s=float(now_s))
-        assert detector.hung is None or now_s > 1100 + MIN_LIMIT_S
-    assert detector.hung.rank == 1
-    assert "stopped" in detector.hung.reason
-
-
 @pytest.mark.parametrize(("step_s", "limit_s"), [(120.0, 1200.0), (300.0, MAX_LIMIT_S), (0.25, MIN_LIMIT_S)])
 def test_first_steps_are_not_judged_by_the_generation_before(step_s, limit_s):
     """Learned: steps of half a second. The first steps of the new generation may take minutes, as

@@ -61,11 +61,13 @@ def test_nodes_of_one_address_meet_at_once(world: World) -> None:
     assert world.now == FakeClock().now and world.number == 1
 
 
-def test_another_place_is_refused_while_nodes_live(world: World) -> None:
-    world.take(DIR)
+@pytest.mark.parametrize("pair", [(DIR, ELSEWHERE), (Place(kind=ALONE, who="a"), Place(kind=ALONE, who="b"))])
+def test_another_place_is_refused_while_nodes_live(pair: tuple[Place, Place], world: World) -> None:
+    """Two processes that are alone share none."""
+    world.take(pair[0])
     world.living = lambda: True
-    with pytest.raises(UsageError, match="is in use: its nodes meet in dir"):
-        world.take(ELSEWHERE)
+    with pytest.raises(UsageError, match="is in use"):
+        world.take(pair[1])
     assert world.number == 1
 
 
@@ -83,24 +85,11 @@ def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
         raise BackendFailed("no route")
 
     world.take(ELSEWHERE)
+    meeting_place.release(world.run, DIR, world)  # not its own
     with pytest.raises(UsageError, match=f"remove .*/{PLACE}: .* does not answer: no route"):
         replace(world.watch, beats_of=fail).take(DIR)
     meeting_place.release(world.run, ELSEWHERE, world)
     assert replace(world.watch, beats_of=fail).take(DIR) == DIR
-
-
-def test_only_its_own_place_is_released(world: World) -> None:
-    world.take(ELSEWHERE)
-    meeting_place.release(world.run, DIR, world)
-    assert world.number == 1
-
-
-def test_two_processes_alone_never_share_a_place(world: World) -> None:
-    first, second = (Place(kind=ALONE, who=name) for name in "ab")
-    world.take(first)
-    world.living = lambda: True
-    with pytest.raises(UsageError, match="is in use"):
-        world.take(second)
 
 
 def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path: Path) -> None:

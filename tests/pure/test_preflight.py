@@ -153,14 +153,12 @@ def test_a_recipe_killed_before_its_start_made_no_mistake(tmp_path):
         declared_identity(recipe(tmp_path, killed), ())
 
 
-def test_a_job_that_slurm_has_not_requeued_may_begin_anew(tmp_path, monkeypatch):
+def test_fresh_is_refused_for_a_run_directory_at_a_url(tmp_path, monkeypatch):
+    """A folder may begin anew, also in a job that Slurm has not requeued."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    url = ["recipe.py", "--run-dir", "memory://bucket/run"]
+    check_command(parse(url))
     check_command(parse(["recipe.py", "--run-dir", str(tmp_path / "run"), "--fresh"]))
-
-
-def test_fresh_is_refused_for_a_run_directory_at_a_url():
-    words = ["recipe.py", "--run-dir", "memory://bucket/run", "--fresh"]
     with pytest.raises(UsageError, match=r"expected a folder with --fresh, .* take another --run-dir"):
-        check_command(parse(words))
-    check_command(parse(words[:-1]))
+        check_command(parse([*url, "--fresh"]))

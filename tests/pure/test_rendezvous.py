@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from elastic.errors import GroupEnded, UsageError
+from elastic.errors import UsageError
 from elastic.rendezvous import torchrun, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -46,23 +46,24 @@ class Nodes:
         self.made: list[Rendezvous] = []
         self.pool = ThreadPoolExecutor(4)
 
-    def make(
-        self, name: str, policy: GroupPolicy, nproc: int = 1, open_endpoint: Callable[[], str] | None = None
-    ) -> Rendezvous:
-        rendezvous = Rendezvous(
-            DirectoryBackend(self.folder),
-            Node(id=name, address=name, nproc=nproc),
-            policy,
-            keep_alive_s=KEEP_ALIVE_S,
-            clock=SystemClock(),
-            open_endpoint=open_endpoint or (lambda: f"{name}:1"),
+    def torch(self, name: str, nproc: int = 1) -> ElasticRendezvous:
+        sockets = StoreSockets("127.0.0.1")
+        self.made.append(
+            Rendezvous(
+                DirectoryBackend(self.folder),
+                Node(id=name, address=name, nproc=nproc),
+                PAIR,
+                keep_alive_s=KEEP_ALIVE_S,
+                clock=SystemClock(),
+                open_endpoint=sockets.open,
+            )
         )
-        self.made.append(rendezvous)
-        return rendezvous
+        return ElasticRendezvous(self.made[-1], sockets, run_id="r")
 
-    def join(self, *nodes: Rendezvous) -> list[Generation]:
-        started: list[Future[Generation]] = [self.pool.submit(node.join, never) for node in nodes]
-        return [future.result(timeout=60) for future in started]
+    def join(self, *nodes: ElasticRendezvous) -> tuple[list[Any], list[Generation]]:
+        started = [self.pool.submit(node.next_rendezvous) for node in nodes]
+        infos = [future.result(timeout=60) for future in started]
+        return infos, [node.generation for node in nodes if node.generation is not None]
 
 
 @pytest.fixture
@@ -74,45 +75,16 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     made.pool.shutdown()
 
 
-def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
-    """Both join at once, one reports a failure, both join again, both finish; a third comes too
-    late.
-    """
-    a, b = nodes.make("a", PAIR, nproc=2), nodes.make("b", PAIR, nproc=3)
-    first = nodes.join(a, b)
-    assert first[0].members == first[1].members and {g.rank_of_node for g in first} == {0, 1}
-    assert {(g.number, g.world_size, g.cause) for g in first} == {(1, 5, "start")}
-    leader = min(first, key=lambda g: g.rank_of_node)
-    assert leader.base_rank == 0 and leader.endpoint == f"{leader.members[0].id}:1"
-    assert max(g.base_rank for g in first) == leader.members[0].nproc
-    failure = WorkerFailure(node="b", rank=4, message="boom", traceback="tb")
-    assert b.close(transitions.FAILURE, step=3, counts=True, failure=failure).restarts == 1
-    watch = a.watch()
-    assert not watch.open and not watch.fenced
-    assert (watch.cause, watch.failure) == (transitions.FAILURE, failure)
-    second = nodes.join(a, b)
-    assert [g.rank_of_node for g in second] == [g.rank_of_node for g in first]
-    assert {(g.number, g.restarts, g.cause) for g in second} == {(2, 1, transitions.FAILURE)}
-    a.done()
-    assert a.watch().open
-    b.done()
-    assert a.watch().ended == RunEnd(exit_code=0, reason="complete")
-    with pytest.raises(GroupEnded, match="complete") as raised:
-        nodes.join(nodes.make("c", PAIR))
-    assert raised.value.exit_code == 0
-
-
 class FaultyBackend(MemoryBackend):
     """Fails as the test wants.
 
-    is_away: reads fail. loses: another node wins every change. beat_error: what heartbeats raise;
-    `refused` has their nodes. beaten: set by each heartbeat.
+    is_away: reads fail. beat_error: what heartbeats raise; `refused` has their nodes. beaten: set
+    by each heartbeat.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_away = False
-        self.loses = False
         self.beat_error: Exception | None = None
         self.refused: set[str] = set()
         self.beaten = threading.Event()
@@ -121,9 +93,6 @@ class FaultyBackend(MemoryBackend):
         if self.is_away:
             raise BackendFailed("away")
         return super().read()
-
-    def compare_and_set(self, version: int | None, value: bytes) -> bool:
-        return not self.loses and super().compare_and_set(version, value)
 
     def show(self, node_id: str, text: str) -> None:
         if self.beat_error is not None:
@@ -209,40 +178,38 @@ def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
     assert ALONE.timeout_s <= clock.now - began_s < ALONE.timeout_s + 2.0
 
 
-def test_a_change_that_never_wins_is_given_up() -> None:
-    """Every compare-and-set is lost to another node."""
-    backend = FaultyBackend()
-    a = lone(backend, clock=FakeClock())
-    a.poll_join()
-    backend.loses = True
-    with pytest.raises(BackendFailed, match="times in a row"):
-        a.leave()
-
-
-def test_every_generation_has_a_fresh_store_under_torch(nodes: Nodes) -> None:
-    """A key of generation 1 is gone in generation 2, and both nodes reach the same store."""
-    pair = [torch_node(nodes, name, PAIR) for name in "ab"]
-    first = [f.result(timeout=60) for f in [nodes.pool.submit(h.next_rendezvous) for h in pair]]
-    assert sorted((i.rank, i.world_size) for i in first) == [(0, 2), (1, 2)]
-    first[0].store.set("key", "old")
-    assert first[1].store.get("key") == b"old"
-    assert pair[0].num_nodes_waiting() == 0
-    second = [f.result(timeout=60) for f in [nodes.pool.submit(h.next_rendezvous) for h in pair]]
-    ports = {info.bootstrap_store_info.master_port for info in second}  # type: ignore[union-attr]
-    assert len(ports) == 1
-    assert not second[0].store.check(["key"]) and not second[1].store.check(["key"])
-    assert pair[0].generation is not None and pair[0].generation.number == 2
-    pair[0].shutdown()
-    assert pair[1].num_nodes_waiting() == 1 and not pair[1].is_closed()
-    pair[1].set_closed()
-    assert pair[1].is_closed()
+def test_two_nodes_form_close_and_form_again_under_torch(nodes: Nodes) -> None:
+    """One reports a failure, and both join again; each generation has a fresh store, which both
+    reach. One finishes and leaves; the launcher ends the run, and a third node comes too late.
+    """
+    a, b = nodes.torch("a", nproc=2), nodes.torch("b", nproc=3)
+    infos, first = nodes.join(a, b)
+    assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
+    assert {(each.number, each.world_size, each.cause) for each in first} == {(1, 5, "start")}
+    leader = min(first, key=lambda each: each.rank_of_node)
+    assert {each.members for each in first} == {leader.members} and leader.base_rank == 0
+    assert max(each.base_rank for each in first) == leader.members[0].nproc
+    infos[0].store.set("key", "old")
+    assert infos[1].store.get("key") == b"old"
+    assert a.num_nodes_waiting() == 0
+    failure = WorkerFailure(node="b", rank=4, message="boom", traceback="tb")
+    b._rendezvous.close(transitions.FAILURE, step=3, counts=True, failure=failure)
+    watch = a._rendezvous.watch()
+    assert not watch.open and not watch.fenced
+    assert (watch.cause, watch.failure) == (transitions.FAILURE, failure)
+    infos, second = nodes.join(a, b)
+    assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
+    assert not infos[0].store.check(["key"]) and not infos[1].store.check(["key"])
+    assert [each.rank_of_node for each in second] == [each.rank_of_node for each in first]
+    assert {(each.number, each.restarts, each.cause) for each in second} == {(2, 1, transitions.FAILURE)}
+    a._rendezvous.done()
+    assert b._rendezvous.watch().open
+    a.shutdown()
+    assert b.num_nodes_waiting() == 1 and not b.is_closed()
+    b.set_closed()
+    assert b.is_closed()
     with pytest.raises(RendezvousClosedError):
-        torch_node(nodes, "c", PAIR).next_rendezvous()
-
-
-def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvous:
-    sockets = StoreSockets("127.0.0.1")
-    return ElasticRendezvous(nodes.make(name, policy, open_endpoint=sockets.open), sockets, run_id="r")
+        nodes.torch("c").next_rendezvous()
 
 
 def lone_handler(backend: MemoryBackend, *endpoints: str) -> ElasticRendezvous:

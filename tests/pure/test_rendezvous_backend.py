@@ -63,14 +63,14 @@ def test_a_fresh_backend_is_empty(open_backend: Open) -> None:
 
 
 def test_only_a_writer_of_the_newest_version_replaces_it(open_backend: Open) -> None:
-    """A second writer still holds the older version, and a third believes that there is none."""
+    """Another writer believes that there is none, and then holds the older version."""
     ours, theirs = open_backend(), open_backend()
     assert ours.compare_and_set(None, b"one")
+    assert not theirs.compare_and_set(None, b"one"), "an equal value is another write"
     first = theirs.read()
     assert first is not None and first[1] == b"one"
     assert ours.compare_and_set(first[0], b"two")
     assert not theirs.compare_and_set(first[0], b"late")
-    assert not theirs.compare_and_set(None, b"later")
     second = theirs.read()
     assert second is not None and second[0] > first[0] and second[1] == b"two"
 

@@ -102,13 +102,6 @@ def test_a_later_generation_wins_over_more_versions(nodes):
     assert survivor.read()[1] == b'{"generation": 3}'
 
 
-def test_of_two_writers_of_equal_values_only_one_wins(nodes):
-    """Both evict the same node, so both write the same bytes for the same version."""
-    first, second = nodes(host=True), nodes()
-    assert first.compare_and_set(None, b"same")
-    assert not second.compare_and_set(None, b"same")
-
-
 @pytest.mark.parametrize("line", [b"\x80\x04cos\n", b"{}\n", b'{"op": "x", "group": 1}\n', b"\n", b"[" * 90])
 def test_a_stranger_at_the_port_ends_its_own_connection_alone(nodes, line):
     """Bytes that are no question."""

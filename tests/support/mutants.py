@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant("rendezvous/membership.py", "*(waiting[name] for name in previous),\n", "", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/membership.py", "workers + node.nproc <= policy", "workers <= policy", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/transitions.py", "0 if step > group.high_step else group.restarts", "group.restarts", "pure/test_rendezvous_transitions.py"),
-    Mutant("rendezvous/transitions.py", "max(0, group.restarts - 1)", "group.restarts", "pure/test_preemption_storm.py"),
+    Mutant("rendezvous/transitions.py", "max(0, group.restarts - 1)", "group.restarts", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/transitions.py", "(is_shared and others)", "is_shared", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/transitions.py", "if group.member_ids - set(reported_done.done):", "if False:", "pure/test_rendezvous.py"),
     # What an agent decides.

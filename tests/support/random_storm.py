@@ -6,6 +6,7 @@ plays one storm after the other, and prints the command that plays the first fai
 """
 
 import argparse
+import math
 import random
 import shutil
 import sys
@@ -376,11 +377,8 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="begin no storm after that, however many they are")
     args = parser.parse_args()
     began_s, seed = time.monotonic(), args.seed
-    while (
-        seed < args.seed + args.cases
-        if args.hours is None
-        else time.monotonic() - began_s < args.hours * 3600
-    ):
+    cases, limit_s = (args.cases, math.inf) if args.hours is None else (math.inf, args.hours * 3600)
+    while seed < args.seed + cases and time.monotonic() - began_s < limit_s:
         try:
             play(seed)
         except Exception:
