@@ -21,6 +21,7 @@ from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
 
 ATTEMPT = "checkpoints/000000000020/a-000001-12345678/state.safetensors"
+DAMAGED = "checkpoints/000000000060/a-000001-12345678/state.safetensors"
 GONE = {ATTEMPT, "logs/000001/rank0.log", "logs/000002/rank0.log"}
 STAYING = {
     "logs/000003/rank0.log",
@@ -28,6 +29,7 @@ STAYING = {
     "stopped.json",
     "own/checkpoints/000000000020/a-000001-12345678/state.safetensors",
     "faults/x/1.1",
+    DAMAGED,
 }
 
 
@@ -39,12 +41,15 @@ def write(run: Path, name: str) -> None:
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """Finished, in three generations, with two committed states and what such runs leave."""
+    """Finished, in three generations, with two committed states and what such runs leave: also
+    an attempt with a damaged record.
+    """
     folder = write_whole(tmp_path / "run", 120)
     for step in (60, 120):
         commit_in(folder, IDENTITY, step, State(model=nn.Linear(3, 1)))
     for name in GONE | STAYING:
         write(folder, name)
+    (folder / DAMAGED).with_name("COMMIT.json").write_text("{")
     return folder
 
 
@@ -97,16 +102,6 @@ def test_without_a_yes_nothing_is_removed(answer, run, capsys, monkeypatch):
     assert f"10 bytes  {ATTEMPT}  (an attempt that was not committed)" in out
     assert f"remove these {len(GONE)} files, {10 * len(GONE)} bytes in all?" in out
     assert files_of(run) == files - (GONE if answer == "y\n" else set())
-
-
-def test_an_attempt_with_a_damaged_record_stays(run):
-    damaged = "checkpoints/000000000060/a-000001-12345678/state.safetensors"
-    write(run, damaged)
-    (run / damaged).with_name("COMMIT.json").write_text("{")
-
-    assert main(["clean", str(run), "--yes"]) == 0
-
-    assert (run / damaged).exists() and not (run / ATTEMPT).exists()
 
 
 def test_a_run_that_is_not_finished_is_refused(run, tmp_path, capsys):

@@ -27,14 +27,9 @@ FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 OLDEST = "1.33.0"  # successPolicy of a Job is stable from this version on
 MODELS = Lazy("kubeflow_trainer_api.models")
 CUSTOM = {
-    "JobSet": "JobsetV1alpha2JobSet",
-    "TrainJob": "TrainerV1alpha1TrainJob",
-    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
-}
-API_VERSIONS = {
-    "JobSet": "jobset.x-k8s.io/v1alpha2",
-    "TrainJob": "trainer.kubeflow.org/v1alpha1",
-    "TrainingRuntime": "trainer.kubeflow.org/v1alpha1",
+    "JobSet": ("JobsetV1alpha2JobSet", "jobset.x-k8s.io/v1alpha2"),
+    "TrainJob": ("TrainerV1alpha1TrainJob", "trainer.kubeflow.org/v1alpha1"),
+    "TrainingRuntime": ("TrainerV1alpha1TrainingRuntime", "trainer.kubeflow.org/v1alpha1"),
 }
 KILLED = 137
 OUTAGE_S = 600  # of a file server, which holds up every agent; to restart them loses the snapshots
@@ -63,9 +58,10 @@ def problems(thing):
     kind = thing["kind"]
     if kind not in CUSTOM:
         return [error.message for error in validator(kind, thing["apiVersion"]).iter_errors(thing)]
-    wrong = [] if thing["apiVersion"] == API_VERSIONS[kind] else ["apiVersion"]
+    model, api_version = CUSTOM[kind]
+    wrong = [] if thing["apiVersion"] == api_version else ["apiVersion"]
     try:
-        read = getattr(MODELS, CUSTOM[kind]).from_dict(copy.deepcopy(thing))
+        read = getattr(MODELS, model).from_dict(copy.deepcopy(thing))
     except (ValidationError, ValueError) as error:
         return [*wrong, str(error)]
     if not is_kept(thing, read.to_dict()):
@@ -100,9 +96,11 @@ def jobs():
 
 def command_of(path, job):
     """The words of the node's command: with Trainer they are in the TrainJob."""
-    container = node_of(job)
-    trainers = [thing["spec"]["trainer"] for thing in objects(path) if thing["kind"] == "TrainJob"]
-    return trainers[0]["command"] if trainers else container["command"]
+    return (trainers_in(path) or [node_of(job)])[0]["command"]
+
+
+def trainers_in(path):
+    return [thing["spec"]["trainer"] for thing in objects(path) if thing["kind"] == "TrainJob"]
 
 
 def node_of(job):
@@ -118,7 +116,7 @@ def options_of(path, job):
 
 def nodes_of(path):
     """How many pods the manifest starts for one run."""
-    numbers = [thing["spec"]["trainer"]["numNodes"] for thing in objects(path) if thing["kind"] == "TrainJob"]
+    numbers = [trainer["numNodes"] for trainer in trainers_in(path)]
     return numbers[0] if numbers else sum(job["spec"]["completions"] for file, job in jobs() if file == path)
 
 
@@ -166,10 +164,7 @@ def test_what_goes_with_a_job_holds_nothing_that_must_stay():
     claim go the checkpoints of all runs, with a Secret or a policy what other runs use.
     """
     starting = {path for path, _ in jobs()}
-    assert {path.name for path in FILES} - {path.name for path in starting} == {
-        "network-policy.yaml",
-        "volume.yaml",
-    }
+    assert {path.stem for path in FILES} - {path.stem for path in starting} == {"network-policy", "volume"}
     for path in starting:
         assert {thing["kind"] for thing in objects(path)} <= {"Job", *CUSTOM}
 
@@ -181,9 +176,8 @@ def test_a_job_is_one_that_the_server_takes(path, job):
     exit codes are in order.
     """
     spec = job["spec"]
-    assert spec["template"]["spec"]["restartPolicy"] == "Never"
-    assert spec["completionMode"] == "Indexed"
-    assert spec["podReplacementPolicy"] == "Failed"
+    asked = (spec["template"]["spec"]["restartPolicy"], spec["completionMode"], spec["podReplacementPolicy"])
+    assert asked == ("Never", "Indexed", "Failed")
     assert spec.get("maxFailedIndexes", 0) <= spec.get("completions", 1)
     assert "backoffLimitPerIndex" in spec
     for rule in spec["podFailurePolicy"]["rules"]:
@@ -198,21 +192,15 @@ def test_the_command_and_the_pods_agree(path, job):
     pod, node = spec["template"]["spec"], node_of(job)
     assert nodes_of(path) == options.max_nodes
     assert spec.get("parallelism") == spec.get("completions")
-    assert spec.get("maxFailedIndexes", options.max_nodes - options.min_nodes) == (
-        options.max_nodes - options.min_nodes
-    )
+    spare = options.max_nodes - options.min_nodes
+    assert spec.get("maxFailedIndexes", spare) == spare
     assert not options.fresh  # each new pod runs the same command
     assert options.grace_s < pod["terminationGracePeriodSeconds"]
     assert (ROOT / options.recipe).is_file()
-    assert (
-        f"useradd --create-home --uid {pod['securityContext']['runAsUser']} "
-        in (ROOT / "Dockerfile").read_text()
-    )
-    is_shared = any(
-        options.run_dir.startswith(mount["mountPath"] + "/") and mount["name"] == "runs"
-        for mount in node["volumeMounts"]
-    )
-    assert is_shared or "://" in options.run_dir
+    user = pod["securityContext"]["runAsUser"]
+    assert f"useradd --create-home --uid {user} " in (ROOT / "Dockerfile").read_text()
+    shared = tuple(mount["mountPath"] + "/" for mount in node["volumeMounts"] if mount["name"] == "runs")
+    assert options.run_dir.startswith(shared) or "://" in options.run_dir
 
 
 @pytest.mark.parametrize(("path", "job"), jobs(), ids=name)
@@ -221,11 +209,7 @@ def test_probes_ask_the_port_that_the_agent_serves(path, job):
     (port,) = node["ports"]
     assert f"--http=0.0.0.0:{port['containerPort']}" in command_of(path, job)
     asked = {probe: node[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
-    assert {probe: get["path"] for probe, get in asked.items()} == {
-        "startup": "/healthz",
-        "liveness": "/healthz",
-        "readiness": "/readyz",
-    }
+    assert [get["path"] for get in asked.values()] == ["/healthz", "/healthz", "/readyz"]
     assert {get["port"] for get in asked.values()} == {port["name"]}
     alive = node["livenessProbe"]
     assert alive["periodSeconds"] * alive["failureThreshold"] >= OUTAGE_S

@@ -20,6 +20,7 @@ from elastic.system.interrupt import EXIT_CTRL_C
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = ("../README.md", "operations.md", "kubernetes.md")
+CALL = re.compile(r"(?<!/)(?<!; )elastic-train \S")
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "cluster"
 
 
@@ -42,11 +43,7 @@ def commands(guide):
     spans = re.findall(
         r"`(?:[^`\n]*-- )?(elastic-train [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     )
-    found = [
-        line[line.index("elastic-train ") :]
-        for line in lines
-        if re.search(r"(?<!/)(?<!; )elastic-train \S", line)
-    ]
+    found = [line[match.start() :] for line in lines if (match := CALL.search(line))]
     calls = (re.split(r"\s+[>&;]|'$", call)[0] for call in [*found, *spans])
     return [call for call in calls if call != "elastic-train --help"]
 
@@ -55,18 +52,9 @@ def test_every_event_has_its_row():
     assert sorted(first_cells("What to do at each event")) == sorted(KINDS)
 
 
-def test_every_metadata_variable_is_said():
-    text = section("Time-outs, and what they depend on")
-    assert {name for _, name, _ in CLOUDS.values() if f"`{name}`" not in text} == set()
-
-
 def test_every_exit_code_has_its_row():
-    own = {
-        errors.EXIT_PEER_LOST,
-        errors.EXIT_DIVERGED,
-        errors.EXIT_RECIPE,
-        errors.EXIT_AGAIN,
-    }  # of workers, to their agent
+    # Of workers, to their agent.
+    own = {errors.EXIT_PEER_LOST, errors.EXIT_DIVERGED, errors.EXIT_RECIPE, errors.EXIT_AGAIN}
     ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - own
     assert set(map(int, first_cells("What to do at each exit code"))) == ours | {EXIT_CTRL_C}
 
@@ -82,7 +70,7 @@ def test_every_field_to_watch_is_in_the_report_or_the_status():
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_each_command_in_a_guide_is_one_that_is_taken(guide):
+def test_each_command_and_option_in_a_guide_is_one_that_is_taken(guide):
     found = commands(guide)
     assert found
     for command in found:
@@ -93,20 +81,17 @@ def test_each_command_in_a_guide_is_one_that_is_taken(guide):
         else:
             parse(words)
 
-
-@pytest.mark.parametrize("guide", GUIDES)
-def test_each_option_that_a_guide_names_exists(guide):
-    """Those of other programs are written with their command, and not alone."""
+    # Options of other programs are written with their command, and not alone.
     named = set(re.findall(r"`(--[a-z-]+)", (DOCS / guide).read_text())) - {"--json"}
     assert {flag for flag in named if flag not in OPTIONS_HELP} == set()
 
 
-def test_the_defaults_of_time_outs_are_those_of_the_command_line():
-    options = parse(["recipe.py"])
-    for line in section("Time-outs, and what they depend on").splitlines():
+def test_time_outs_have_their_defaults_and_metadata_variables():
+    options, text = parse(["recipe.py"]), section("Time-outs, and what they depend on")
+    assert {name for _, name, _ in CLOUDS.values() if f"`{name}`" not in text} == set()
+    for line in text.splitlines():
         if found := re.match(r"\| `--([a-z-]+)` \| ([\d.]+) s", line):
-            value = getattr(options, found[1].replace("-", "_") + "_s")
-            assert float(found[2]) == value, line
+            assert float(found[2]) == getattr(options, found[1].replace("-", "_") + "_s"), line
 
 
 def test_each_scenario_that_a_guide_names_exists():

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
+from elastic.cli import main
 from elastic.report import page
 from elastic.report.figures import MOST_LETTERS, duration, short
 from elastic.report.html_page import html_page, json_text, policy
@@ -50,14 +51,19 @@ def test_a_duration_has_its_two_largest_units(seconds, words):
     assert plain(duration(seconds)) == words
 
 
-def test_a_sentence_says_what_became_of_a_run():
-    """Two generations of ten steps: 2 s before each, a second between them, half a second after."""
+def test_a_sentence_and_a_timeline_say_what_became_of_a_run():
+    """Two generations of ten steps: 2 s before each, a second between them, half a second after.
+    Each trains from its first to its last counted step.
+    """
     shown = drawn(*drawn_runs.of_generations(2, 10))
     assert plain(shown["headline"]) == "Finished: 20 steps in 10 s."
-    assert (round(shown["goodput"], 3), shown["badput_s"]) == (
-        0.476,
-        {"node lost": 3.0, "start": 2.0, "end": 0.5},
-    )
+    assert shown["badput_s"] == {"node lost": 3.0, "start": 2.0, "end": 0.5}
+    assert round(shown["goodput"], 3) == 0.476
+    timeline = shown["timeline"]
+    names = ("begins_s", "trains_s", "trained_s", "ends_s")
+    times = [tuple(each[name] - BEGAN for name in names) for each in timeline["generations"]]
+    assert times == [(0.0, 2.0, 4.5, 5.5), (5.5, 7.5, 10.0, 10.5)]
+    assert len(timeline["commits_s"]) == 2
 
 
 def test_recoveries_are_told_with_the_longest_first():
@@ -129,32 +135,30 @@ def test_while_the_others_wait_no_node_is_blamed():
     assert shown["faults"]["newest"] == []
 
 
-# The timeline.
-
-
-def test_a_generation_trains_its_first_to_its_last_counted_step():
-    shown = drawn(*drawn_runs.of_generations(2, 10))["timeline"]
-    names = ("begins_s", "trains_s", "trained_s", "ends_s")
-    times = [tuple(each[name] - BEGAN for name in names) for each in shown["generations"]]
-    assert times == [(0.0, 2.0, 4.5, 5.5), (5.5, 7.5, 10.0, 10.5)]
-    assert len(shown["commits_s"]) == 2
-
-
 # How much.
 
 
 def test_of_a_long_run_the_newest_is_drawn_and_the_rest_counted():
-    """Each second node is in each second generation, each with a fault; the figures are of all."""
+    """Each second node is in each second generation, each with a fault and a long message; the
+    figures are of all, and the page is small.
+    """
+    message = "\U0001f525" * 200
     nodes = [f"machine-{at:04}-1-{at:08x}" for at in range(100)]
     events = []
     for generation in range(1, 1001):
         begins = BEGAN + 10 * generation
         events += [
             drawn_runs.started(begins, generation, "failure", nodes[generation % 2 :: 2]),
-            logged("fault_injected", begins + 0.5, generation, nodes[3], fault="kill " * 200),
+            logged("fault_injected", begins + 0.5, generation, nodes[3], fault=message),
+            logged("worker_failed", begins + 9, generation, message=message, traceback=message),
             logged("checkpoint_committed", begins + 1, generation, nodes[3], step=generation),
         ]
-    found = drawn(events, [])
+    values = {f"{message[:20]} {at}": -math.pi / 10**4 for at in range(30)}
+    lines = [
+        replace(each, values={key: value * math.sin(each.step) for key, value in values.items()})
+        for each in steps(1, 10_000, 0.0)
+    ]
+    found = drawn(events, lines, name=message)
     shown = found["timeline"]
 
     assert [each["generation"] for each in shown["generations"]] == [*range(501, 1001)]
@@ -163,31 +167,6 @@ def test_of_a_long_run_the_newest_is_drawn_and_the_rest_counted():
     assert len(shown["lanes"]) == page.MOST_NODES
     assert (found["recoveries"]["number"], len(found["recoveries"]["longest"])) == (1000, 20)
     assert found["checkpoints"]["committed"] == 1000
-
-
-def test_the_worst_page_stays_small():
-    """A thousand generations that end with this message, and the most names that are drawn."""
-    message = "\U0001f525" * 200
-    events, lines = drawn_runs.of_generations(1000, 16)
-    events += [
-        logged(
-            "worker_failed",
-            each.time - 0.2,
-            each.generation,
-            each.node,
-            rank=0,
-            message=message,
-            traceback=message,
-        )
-        for each in events
-        if each.event.name == "generation_ended"
-    ]
-    values = {f"{message[:20]} {at}": -math.pi / 10**4 for at in range(30)}
-    lines = [
-        replace(each, values={key: value * math.sin(each.step) for key, value in values.items()})
-        for each in lines
-    ]
-    found = drawn(sorted(events, key=lambda each: each.time), lines, name=message)
     assert len(html_page(found).encode()) < 2_000_000
     assert found["curves"]["names_left_out"] == 10
 
@@ -209,8 +188,7 @@ def test_no_text_of_a_run_ends_an_element_of_the_page():
     text = html_page(found)
 
     assert text.count("</script") == calm.count("</script")
-    assert "<img" not in text
-    assert "\u2028" not in text
+    assert "<img" not in text and "\u2028" not in text
     assert json.loads(json_text(found)) == json.loads(json.dumps(found))
 
 
@@ -221,3 +199,15 @@ def test_the_page_asks_for_nothing_and_runs_its_own_scripts():
     assert "unsafe" not in policy(polls=True)
     assert "connect-src" not in policy(polls=False)
     assert not re.search(r"""<[^>]*\s(?:on\w+|style|src|href)\s*=""", text[: text.index("<script")])
+
+
+@pytest.mark.parametrize("command", ["report {} --html", "diff {} {} --html"])
+def test_a_page_takes_no_name_of_a_recipe(command, tmp_path, capsys):
+    run = drawn_runs.write(tmp_path / "run", *drawn_runs.of_generations(2, 3))
+    words = command.replace("{}", str(run)).split()
+    (recipe := tmp_path / "recipe.py").write_text("import torch\n")
+    assert main([*words, str(recipe)]) == 2
+    assert "expected a FILE behind --html that ends in .html" in capsys.readouterr().err
+    assert recipe.read_text() == "import torch\n"
+    for _ in range(2):
+        assert main([*words, str(tmp_path / "page.html")]) == 0

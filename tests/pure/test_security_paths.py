@@ -4,6 +4,7 @@ no file fills the memory.
 
 import os
 import tracemalloc
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +30,6 @@ from elastic.testing.fakes import FakeClock
 CLOCK = FakeClock()
 HUGE_BYTES = 1 << 28
 MOST_BYTES = 32 << 20
-that_never_ends = pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
-)
 IMAGE, PRECIOUS = payload_of(b"image"), payload_of(b"precious")
 
 
@@ -60,9 +58,19 @@ def save(store, step, *, run_id="r", data=IMAGE):
     return commit_payload(store, data, step, run_id=run_id, clock=CLOCK)
 
 
-def in_place_of(path, make):
-    path.rename(path.with_name("elsewhere"))
-    make(path)
+def refused(call, error):
+    with pytest.raises(error):
+        call()
+
+
+@contextmanager
+def little_memory():
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 def sparse(path: Path) -> None:
@@ -84,13 +92,10 @@ PLACES = {
 def test_what_lies_in_the_place_of_a_payload_is_damage(store, root, outside, make):
     """A link's target may have the right bytes."""
     record = save(store, 7, data=PRECIOUS).record
-    in_place_of(root / record.payload, make)
-    tracemalloc.start()
-    with pytest.raises(CheckpointDamaged):
-        bytes_of(store, record, CLOCK)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < MOST_BYTES
+    (root / record.payload).unlink()
+    make(root / record.payload)
+    with little_memory():
+        refused(lambda: bytes_of(store, record, CLOCK), CheckpointDamaged)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, sparse])
@@ -174,7 +179,7 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
     assert "not written" in capsys.readouterr().err
 
 
-@that_never_ends
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_no_file_holds_up_a_report_or_an_agent(tmp_path, capsys, make):
     """A pipe without a writer, or a file without an end, under every name that is read."""
     (tmp_path / "beats").mkdir()
@@ -190,11 +195,6 @@ def test_no_file_holds_up_a_report_or_an_agent(tmp_path, capsys, make):
     assert "run.json" in capsys.readouterr().err
 
 
-def refused(call, error):
-    with pytest.raises(error):
-        call()
-
-
 def test_files_larger_than_the_bound_take_little_memory(tmp_path):
     """Large holes where small files belong, and a header that announces exabytes."""
     sparse(tmp_path / "state-000000000001.json")
@@ -202,13 +202,8 @@ def test_files_larger_than_the_bound_take_little_memory(tmp_path):
     sparse(tmp_path / "events" / "n.jsonl")
     backend = DirectoryBackend(tmp_path)
     header = safetensors_header.LENGTH.pack(2**63) + b"{}"
-    tracemalloc.start()
-    try:
+    with little_memory():
         refused(backend.read, BackendFailed)
         assert len(read_small(LocalStore(tmp_path), "run.json", CLOCK)) < MOST_BYTES
         assert read_events(tmp_path / "events") == []
         refused(lambda: safetensors_header.parse(header), CheckpointDamaged)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < MOST_BYTES

@@ -47,15 +47,8 @@ from elastic.system import untrusted
 from elastic.system.untrusted import printable
 from elastic.uploader.protocol import Offer
 
-OFFER = {
-    "step": 1,
-    "generation": 1,
-    "slot": 0,
-    "seq": 2,
-    "size_bytes": 9,
-    "resumed_from": None,
-    "is_final": False,
-}
+NUMBERS = {"step": 1, "generation": 1, "slot": 0, "seq": 2, "size_bytes": 9}
+OFFER = NUMBERS | {"resumed_from": None, "is_final": False}
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=0.0, timeout_s=60.0)
 NOW = Timing(now_s=100.0, closed_since_s=1.0, enough_since_s=1.0)
 ME = Node(id="me", address="127.0.0.1", nproc=1)
@@ -63,14 +56,12 @@ SETTINGS = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=4, keep_alive_s=2.
 
 
 def group() -> Group:
-    waiting = transitions.join(
-        transitions.join(Group(settings=SETTINGS), Node(id="a", address="h", nproc=2)), ME
-    )
+    empty, other = Group(settings=SETTINGS), Node(id="a", address="h", nproc=2)
+    waiting = transitions.join(transitions.join(empty, other), ME)
     opened = transitions.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
     failure = WorkerFailure(node="a", rank=0, message="m", traceback="t")
-    return transitions.close(
-        opened, generation=1, cause=transitions.FAILURE, step=2, counts=True, failure=failure
-    )
+    how = {"cause": transitions.FAILURE, "step": 2, "counts": True, "failure": failure}
+    return transitions.close(opened, generation=1, **how)
 
 
 def decode(data: bytes) -> None:
@@ -178,17 +169,16 @@ def logged(draw: st.DrawFn) -> dict[str, Any]:
     return draw(spoiled(record)) if draw(st.integers(0, 3)) == 0 else record
 
 
-steps = st.fixed_dictionaries(
-    {"step": st.integers(0, 9) | json_values},
-    optional={
-        "seconds": st.floats() | json_values,
-        "time": st.floats(0, 99) | json_values,
-        "generation": st.integers(0, 3) | json_values,
-        "loss": json_values,
-        "chain": json_values,
-        "world_size": json_values,
-    },
-)
+OF_A_STEP = {
+    "seconds": st.floats() | json_values,
+    "time": st.floats(0, 99) | json_values,
+    "generation": st.integers(0, 3) | json_values,
+} | dict.fromkeys(("loss", "chain", "world_size"), json_values)
+steps = st.fixed_dictionaries({"step": st.integers(0, 9) | json_values}, optional=OF_A_STEP)
+
+
+def is_harmless(text: str) -> bool:
+    return all(each.isprintable() or each in "\n\t" for each in text)
 
 
 def shown(thing: Any) -> str:
@@ -203,9 +193,9 @@ def test_any_events_are_reported_without_control_characters(logs, lines, noise):
     """Another node, or a stranger, wrote them: report, status and diff must still work."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = b"\n".join([*(json.dumps(each).encode() for each in logs), *noise, b""])
-        (folder / "n.jsonl").write_bytes(text)
-        (folder / "metrics").write_bytes(b"\n".join([*(json.dumps(e).encode() for e in lines), *noise, b""]))
+        for file, records in (("n.jsonl", logs), ("metrics", lines)):
+            text = b"\n".join([*(json.dumps(each).encode() for each in records), *noise, b""])
+            (folder / file).write_bytes(text)
         found, counted = read_events(folder), metrics.read(folder / "metrics")
         newest = metrics.newest(folder / "metrics")
     view = viewed(found, counted, newest=newest, beats={"n": 1.0}, now=100.0)
@@ -216,7 +206,7 @@ def test_any_events_are_reported_without_control_characters(logs, lines, noise):
     json.dumps([report_json(view), status_json(view), difference], default=asdict)
     tables = [report_tables("run", view), status_tables("run", view), cell(difference.text())]
     for text in (*map(shown, tables), "" if newest is None else printable(progress_line(newest, None))):
-        assert all(each.isprintable() or each == "\n" for each in text)
+        assert is_harmless(text) and "\t" not in text
 
 
 def test_every_event_that_the_log_writes_is_read_back():
@@ -237,8 +227,8 @@ def test_every_event_that_the_log_writes_is_read_back():
 def test_printable_text_is_unchanged(text):
     """Everything else is escaped, and the number of lines stays the same."""
     said = printable(text)
-    assert all(each.isprintable() or each in "\n\t" for each in said)
-    assert said == text or not all(each.isprintable() or each in "\n\t" for each in text)
+    assert is_harmless(said)
+    assert said == text or not is_harmless(text)
     assert said.count("\n") == text.count("\n")
 
 
@@ -251,4 +241,4 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     shutdown, log = SimpleNamespace(decided=lambda _code: None), SimpleNamespace(record=lambda _event: None)
     report_exit(agent, SimpleNamespace(settings=settings, shutdown=shutdown, log=log))
     said = capsys.readouterr().err
-    assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)
+    assert "ValueError" in said and is_harmless(said)
