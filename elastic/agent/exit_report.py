@@ -21,7 +21,8 @@ from elastic.agent.run_directory import has_recorded_end
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint import stop_record
-from elastic.checkpoint.record import CommitRecord
+from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.record import CommitRecord, missing_text
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.parent import new_run_from
 from elastic.errors import (
@@ -30,6 +31,8 @@ from elastic.errors import (
     EXIT_INTERRUPTED,
     EXIT_NOTHING_LOADS,
     ElasticError,
+    NothingLoads,
+    StoreFailed,
 )
 from elastic.events import (
     CheckpointCommitted,
@@ -144,6 +147,19 @@ def _failed(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -
         words = failure.traceback.rstrip() or ("" if failure.message in agent.end.reason else failure.message)
         lines += [words] if words else []
     return lines
+
+
+def check_finished(settings: Settings, committed_step: int) -> None:
+    """Raises NothingLoads where the group has committed a newer step than the storage has.
+
+    The run directory may be an old copy, from which another run would go on as if it were whole.
+    """
+    with suppress(StoreFailed):
+        records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
+        steps = [record.step for record in records] + [damage.step for damage in damages]
+        newest = max(steps, default=0)
+        if newest < committed_step:
+            raise NothingLoads(missing_text(committed_step, newest, settings.run.url))
 
 
 def finished_text(settings: Settings) -> str:

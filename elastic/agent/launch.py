@@ -12,7 +12,7 @@ from functools import partial
 
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
-from elastic.agent.exit_report import finished_text, report_exit
+from elastic.agent.exit_report import check_finished, finished_text, report_exit
 from elastic.agent.final_checkpoint import finish_saves, offer_newest
 from elastic.agent.parts import AgentParts, Monitor
 from elastic.agent.preemption import open_notices
@@ -113,6 +113,7 @@ def _run(
         probes = stack.enter_context(closing(Probes(settings.node, sockets.address, every_s, _CLOCK)))
         rendezvous = open_rendezvous(settings, backend, sockets, probes, newest, console.print_line)
         if answer_of(partial(rendezvous.reopen, is_new=settings.is_new), settings) is not None:
+            check_finished(settings, rendezvous.committed_step)
             return _finished(settings)
         place = take_place(settings, rendezvous)
         stack.callback(shutdown.tidy, partial(release_place, run, rendezvous, place))

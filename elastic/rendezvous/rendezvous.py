@@ -372,6 +372,12 @@ class Rendezvous:
         group = self._writer.change(reopened)
         return group.ended if self._observer.is_ours(group) else None
 
+    @property
+    def committed_step(self) -> int:
+        """The newest step that this run's group has committed, as of the last poll; 0 for none."""
+        group = self._observer.newest
+        return group.committed_step if self._observer.is_ours(group) else 0
+
     def check_settings(self) -> None:
         """Before the first join: return once no live node of the group has other settings.
 

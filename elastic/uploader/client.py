@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from elastic.errors import CannotStart, StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
@@ -198,6 +199,7 @@ def listen(path: str) -> socket.socket:
     offers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         offers.bind(path)
+        Path(path).chmod(0o600)
     except OSError as error:
         offers.close()
         raise UsageError(

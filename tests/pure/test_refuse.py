@@ -168,7 +168,7 @@ def test_a_caught_error_of_a_collective_call_comes_again(place, monkeypatch):
     run._worker = SimpleNamespace(identity=None, step_functions=StepFunctions())
     run._loop_end = None if place == "before the loop" else LoopEnd(_Left(), lambda: None)
     with pytest.raises(UsageError):
-        run.data([1, 2], epochs=1, workers="two")
+        run.data(iter([1, 2]), epochs=1)
     with pytest.raises(UsageError, match=r"run\.evaluate: expected") as first:
         run.evaluate(iter([1, 2]), len)
     with pytest.raises(UsageError, match=r"run\.evaluate: expected") as again:
