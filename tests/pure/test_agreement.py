@@ -259,17 +259,10 @@ def test_the_difference_is_recorded_before_any_rank_may_end():
     """
     order = []
 
-    class Groups:
-        def all_gather(self, value):
-            order.append("message")
-            return [value, value]
-
-    class Log:
-        def record(self, event):
-            order.append("record")
-
+    groups = SimpleNamespace(all_gather=lambda value: order.append("message") or [value, value])
+    log = SimpleNamespace(record=lambda _event: order.append("record"))
     found = checksum_of(FlatState(tensors={"model.a": torch.zeros(2)}, document={"model": {}}))
-    comparison = Comparison(groups=Groups(), node="n", generation=4, log=Log())
+    comparison = Comparison(groups=groups, node="n", generation=4, log=log)
     with pytest.raises(StatesDiffer):
         comparison.raise_difference(found, [1, 2], step=7, agreed=6, began=0, known=None)
     assert order.index("record") < len(order) - 1 and order[-1] == "message"

@@ -4,7 +4,6 @@ copied and summed; what no forward changed keeps its bits.
 
 import copy
 from functools import reduce
-from itertools import chain
 
 import pytest
 import torch
@@ -35,11 +34,11 @@ def holding(**tensors):
 def holder(forms):
     """A module with a buffer of each of these (dtype, numbers)."""
 
-    def values(index, numbers):
-        draw = torch.Generator().manual_seed(index)
-        return torch.randint(0, 7, (numbers,), generator=draw).to(torch.float64) / 3
-
-    return holding(**{f"b{i}": values(i, numbers).to(dtype) for i, (dtype, numbers) in enumerate(forms)})
+    draw, module = torch.Generator().manual_seed(0), nn.Module()
+    for index, (dtype, numbers) in enumerate(forms):
+        values = torch.randint(0, 7, (numbers,), generator=draw).to(torch.float64) / 3
+        module.register_buffer(f"b{index}", values.to(dtype))
+    return module
 
 
 def changed(value, by):
@@ -64,13 +63,6 @@ def write(module, name, way, by):
                 buffer.data = new
 
 
-def together(worlds, contributions):
-    """The sum of all ranks' shards, in the order of the tree, once for each rank."""
-    parts = {Block(shard, 1): value for shard, value in chain.from_iterable(c.items() for c in contributions)}
-    total = fold(dict(sorted(parts.items())), len(parts), lambda one, other: one.clone().add_(other))
-    return [total.clone() for _ in worlds]
-
-
 def compute(ranks, shards, forward=lambda _module, _shard: None):
     """One computation of these ranks' (module, buffers), by forward(module, shard)."""
     after = [{} for _ in ranks]
@@ -82,9 +74,13 @@ def compute(ranks, shards, forward=lambda _module, _shard: None):
             after[rank][shard] = buffers.save()
 
     def summed():
-        return together(
-            ranks, [buffers.contributions(each) for (_, buffers), each in zip(ranks, after, strict=True)]
-        )
+        """The sum of all ranks' shards, in the order of the tree, once for each rank."""
+        parts = {}
+        for (_, buffers), of_rank in zip(ranks, after, strict=True):
+            for shard, value in buffers.contributions(of_rank).items():
+                parts[Block(shard, 1)] = value
+        total = fold(parts, shards, lambda one, other: one.clone().add_(other))
+        return [total.clone() for _ in ranks]
 
     totals = summed()
     found = {

@@ -8,7 +8,6 @@ examples/, which tests/process/test_documents.py starts, kills and resumes.
 
 import copy
 import random
-from functools import cache
 from itertools import count
 
 import pytest
@@ -18,7 +17,6 @@ from steps import BATCH, CLASSES, FEATURES, SAMPLES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import lr_scheduler as schedules
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -33,11 +31,9 @@ WIDTH = 8
 RECIPES = {}
 
 
-def recipe(*, resumes=True, **settings):
-    """resumes: False where the loop changes which objects there are, which a fresh build lacks."""
-
+def recipe(**settings):
     def register(make):
-        RECIPES[make.__name__] = make, resumes, {"epochs": 3} | settings
+        RECIPES[make.__name__] = make, {"epochs": 3} | settings
         return make
 
     return register
@@ -128,36 +124,6 @@ def line_search():
     return State(net=net, optimizer=optimizer), body
 
 
-@recipe()
-def coupled():
-    """Two sums with draws of their own, a sum for the metrics, checkpointing, a penalty; the body
-    draws between a sum and the loss, and moves a centre before the update.
-    """
-    net = perceptron(nn.BatchNorm1d(WIDTH))
-    net.register_buffer("center", torch.zeros(FEATURES))
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
-    drawn = elastic.Values(last=0.0)
-
-    def outputs(batch):
-        return checkpoint(net, batch.data[0] - net.center, use_reentrant=False).double()
-
-    def noisy(scale):
-        return lambda batch: (
-            scale * outputs(batch).square().sum(0) + torch.rand(CLASSES) + batch.uniform(1).sum()
-        )
-
-    def body(step):
-        mean = step.sum(lambda batch: (batch.data[0] - net.center).double().sum(0)).float() / BATCH
-        totals = [step.sum(noisy(scale)) for scale in (1.0, 2.0)]
-        step.sum(lambda batch: (outputs(batch).argmax(1) == batch.data[1]).sum())
-        drawn.last = float(torch.rand(())) + random.random()
-        step.backward(sum((total / BATCH).square().mean() for total in totals) + net[0].weight.square().sum())
-        net.center.add_(mean, alpha=0.1)
-        optimizer.step()
-
-    return State(net=net, optimizer=optimizer, drawn=drawn), body
-
-
 @recipe(dataset=tokens())
 def compiled():
     """Graphs of torch.compile, over batches of two lengths."""
@@ -209,7 +175,9 @@ def mean_form(step, net):
 
 
 def sum_form(step, net):
-    """Two sums, whose functions leave modes and an attribute, and a call of the body in between."""
+    """Two sums with draws of their own, whose functions leave modes and an attribute, and a call
+    and draws of the body in between.
+    """
     net.body[0].requires_grad_(True)
     net.eval()
 
@@ -218,14 +186,17 @@ def sum_form(step, net):
         net.strength = step.number / 10
         return net(batch.data[0], step=step.number).double().square().sum(0)
 
+    def second(batch):
+        outputs = net(batch.data[0], is_rare=batch.shard == 4)
+        return (outputs * torch.rand(CLASSES)).sum(0)[None] + batch.uniform(1).sum()
+
     total = step.sum(first)
     assert net.training
     net.body(torch.ones(4, FEATURES))  # moves averages, which the step puts back
-    noise = step.sum(
-        lambda batch: (net(batch.data[0], is_rare=batch.shard == 4) * torch.rand(CLASSES)).sum(0)[None]
-    )
+    noise = step.sum(second)
     counted = step.sum(lambda batch: torch.ones(batch.data[1].shape, dtype=torch.int32))
-    loss = (total / 24).square().mean() + (noise / 24).exp().sum() + net.body[0].weight.square().sum()
+    net.drawn.last = float(torch.rand(())) + random.random()
+    loss = (total / BATCH).square().mean() + (noise / BATCH).exp().sum() + net.body[0].weight.square().sum()
     net.body.eval()  # after the last sum: the body's own, which no rank takes back
     step.backward(loss * net.strength * counted.sum())
     net.told.add_(total.detach().float())
@@ -254,7 +225,8 @@ def parts_and_modes():
         optimizer.step()
         net.train()
 
-    return State(net=net, optimizer=optimizer), body
+    net.drawn = elastic.Values(last=0.0)
+    return State(net=net, optimizer=optimizer, drawn=net.drawn), body
 
 
 class OwnUpdate:
@@ -279,15 +251,19 @@ class OwnUpdate:
 @recipe()
 def own_optimizer():
     """No optimizer of torch holds what is trained, and the State holds none."""
-    net, average = perceptron(), perceptron()
+    net, average = perceptron(nn.BatchNorm1d(WIDTH)), perceptron()
     own = OwnUpdate(net.parameters())
 
     def body(step):
-        assert [p.grad for p in net.parameters()] == [None] * 4
+        def checkpointed(batch):
+            outputs = checkpoint(net, batch.data[0], use_reentrant=False)
+            return F.cross_entropy(outputs, batch.data[1])
+
+        assert [p.grad for p in net.parameters()] == [None] * 6
         if step.number % 2:
             step.mean_loss(entropy(net))
         else:
-            step.backward(step.sum(entropy(net)) / step.shards + 1e-3 * net[0].weight.square().sum())
+            step.backward(step.sum(checkpointed) / step.shards + 1e-3 * net[0].weight.square().sum())
         clip_grad_norm_(net.parameters(), 0.5)
         own.step()
         assert [p.grad for p in average.parameters()] == [None] * 4
@@ -301,34 +277,33 @@ class Trainer:
     def __init__(self):
         self.net = perceptron(nn.BatchNorm1d(WIDTH))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
-        self.parts = {"scheduler": schedules.StepLR(self.optimizer, 2), "scaler": torch.amp.GradScaler("cpu")}
+        self.scaler = torch.amp.GradScaler("cpu")
 
     def state_dict(self):
-        held = {"net": self.net, "optimizer": self.optimizer, **self.parts}
-        return {name: copy.deepcopy(each.state_dict()) for name, each in held.items()}
+        return {name: copy.deepcopy(each.state_dict()) for name, each in vars(self).items()}
 
     def load_state_dict(self, state):
-        raise NotImplementedError
+        for name, each in vars(self).items():
+            each.load_state_dict(state[name])
 
 
-@recipe(resumes=False)
+@recipe()
 def trainer():
     """Its BatchNorm's buffers are put back for each shard as well."""
     mine = Trainer()
 
     def body(step):
-        step.mean_loss(entropy(mine.net), mine.parts["scaler"])
-        mine.parts["scaler"].step(mine.optimizer)
-        mine.parts["scaler"].update()
-        mine.parts["scheduler"].step()
+        step.mean_loss(entropy(mine.net), mine.scaler)
+        mine.scaler.step(mine.optimizer)
+        mine.scaler.update()
 
     return State(trainer=mine), body
 
 
-@recipe(resumes=False)
+@recipe()
 def changing():
-    """Layers are unfrozen and frozen again, the optimizer gets another group, and a new head
-    replaces the old one.
+    """Layers are unfrozen and frozen again, the optimizer gets another group, which a resume does
+    not do again, and a new head replaces the old one.
     """
     net = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(2)), nn.Tanh(), perceptron())
     net[:2].requires_grad_(False)
@@ -355,20 +330,17 @@ def changing():
     return State(net=net, optimizer=optimizer), body
 
 
-def built(name):
-    torch.manual_seed(0)
-    return RECIPES[name][0]()
-
-
 def train(member, name):
-    """The checksums after each step; that after the last step if it was resumed in between; and
-    what the chain value is made of in the steps that were then done again, both times.
+    """The checksums after each step, and what the chain value is made of in them: calm, and from
+    the step on at which it was resumed.
     """
-    _, resumes, settings = RECIPES[name]
+    make, settings = RECIPES[name]
     turns = member.world_size == TURNING
 
     def trained(first, kept=None):
-        state, body = built(name)
+        torch.manual_seed(0)
+        state, body = make()
+        state.begin()
         if kept is not None:
             state.load(kept)
         entries, numbers = [], []
@@ -386,22 +358,14 @@ def train(member, name):
         return entries, numbers, kept
 
     calm, numbers, kept = trained(1)
-    if not resumes:
-        return [calm, numbers, None, None]
     return [calm, numbers, *trained(RESUMED_AT, kept)[:2]]
 
 
-@pytest.fixture(scope="module")
-def trained(ranks):
-    return cache(lambda world_size, name: ranks.run(world_size, train, name))
-
-
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_of_this_kind_is_exact(trained, name):
-    (alone,) = trained(1, name)
+def test_a_recipe_of_this_kind_is_exact(ranks, name):
+    (alone,) = ranks.run(1, train, name)
     calm, numbers, resumed, done_again = alone
     assert len(calm) == STEPS and calm[0] != calm[-1]
-    if resumed is not None:
-        assert (resumed, done_again) == (calm[RESUMED_AT - 1 :], numbers[RESUMED_AT - 1 :])
+    assert (resumed, done_again) == (calm[RESUMED_AT - 1 :], numbers[RESUMED_AT - 1 :])
     for world_size in (2, TURNING):
-        assert trained(world_size, name) == [alone] * world_size
+        assert ranks.run(world_size, train, name) == [alone] * world_size

@@ -129,15 +129,8 @@ def test_names_of_files_count_without_their_common_folder():
 def test_what_may_differ_between_processes_does_not_count(tmp_path):
     """Objects, functions, open files, single values, caches, files that are written to."""
     file = np.memmap(tmp_path / "file", mode="w+", shape=4)
-    attributes = {
-        "cache": torch.ones(2),
-        "_Cached": [1],
-        "made": 1.5,
-        "file": file,
-        "empty": [],
-        "one": {"a": 1},
-    }
-    assert contents_of(Own(**attributes)) == {}
+    held_once = Own(cache=torch.ones(2), _Cached=[1], made=1.5, file=file, empty=[], one={"a": 1})
+    assert contents_of(held_once) == {}
     held = (
         [object(), lambda: 0, file, {"a": object()}, torch.Tensor._make_subclass(OwnTensor, torch.ones(1))]
         for _ in range(2)

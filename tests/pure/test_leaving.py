@@ -129,13 +129,6 @@ def test_a_second_loop_over_the_steps_is_refused():
         by_break(loop, lambda: steps)
 
 
-def two_ranks():
-    store = dist.HashStore()
-    return [
-        ProcessGroups(rank=rank, world_size=2, local_rank=rank, device=None, store=store) for rank in range(2)
-    ]
-
-
 @pytest.mark.parametrize(
     ("left", "mine", "is_behind"),
     [
@@ -147,7 +140,10 @@ def two_ranks():
 )
 def test_a_rank_past_the_place_where_another_left_is_told_so(left, mine, is_behind):
     """Its wait ended because the other one closed its groups, which looks like a death."""
-    first, second = two_ranks()
+    store = dist.HashStore()
+    first, second = (
+        ProcessGroups(rank=rank, world_size=2, local_rank=rank, device=None, store=store) for rank in range(2)
+    )
     there, here = StepPlace(*left), StepPlace(*mine)
     assert explain_loss(first, here) is None
     second.tell("left/1", json.dumps(there))

@@ -41,22 +41,16 @@ def batches_of(dataset, shards=range(ORDER.shards), first_step=1, order=ORDER, *
     return [batch for step in loader.steps_of(lambda _step: shards, first_step) for batch in step]
 
 
-def loaded(shards=range(ORDER.shards), first_step=1, *, workers=0, dataset=None):
-    return [plain(batch) for batch in batches_of(dataset or Augmented(), shards, first_step, workers=workers)]
-
-
 def plain(batch):
     """A batch as values that compare with ==."""
-    values = {
+    return {
         "epoch": batch.epoch,
         "shard": batch.shard,
         "indices": batch.indices.tolist(),
         "own": batch.uniform(2).tolist(),
+        "sample": batch.data["sample"].tolist(),
+        "noise": [column.tolist() for column in batch.data["noise"]],
     }
-    if isinstance(batch.data, dict):
-        noise = [column.tolist() for column in batch.data["noise"]]
-        values |= {"sample": batch.data["sample"].tolist(), "noise": noise}
-    return values
 
 
 def shuffled(epoch):
@@ -183,7 +177,7 @@ def test_shards_of_steps_are_asked_no_further_ahead_than_said(workers):
     for number in range(1, ORDER.steps + 1):
         known = number
         found.append([plain(batch) for batch in next(batches)])
-    whole = loaded()
+    whole = list(map(plain, batches_of(Augmented())))
     for step, of_step in enumerate(found):
         expected = whole[step * ORDER.shards : (step + 1) * ORDER.shards]
         assert of_step == [expected[shard] for shard in spans[(step + 1) % len(spans)]]

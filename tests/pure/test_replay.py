@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import groups_of
+from steps import ALONE, groups_of
 
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
@@ -25,10 +25,7 @@ from elastic.proof.replay import (
 )
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
-from elastic.testing.ranks import Member
 from elastic.train.state.restore import ResumePoint
-
-ALONE = Member(rank=0, world_size=1, group=None)
 
 
 def line_of(step, generation, loss=0.5):

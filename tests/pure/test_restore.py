@@ -11,6 +11,7 @@ from committed import DATA, begin_run, commit_in, commit_state
 from hypothesis import given
 from hypothesis import strategies as st
 from records import IDENTITY, LINK, RECORD
+from saved_state import Holder
 from steps import ALONE, groups_of
 from torch import nn
 
@@ -131,20 +132,14 @@ def test_ranks_that_differ_restore_one_state_or_none(ranks, differs, expected):
         assert found[:-1] == expected[:-1] and str(expected[-1]) in str(found[-1])
 
 
-class LoadsNothing:
-    """An object of the recipe that refuses the state that it gave."""
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, _state):
-        raise ValueError("it is of another version")
+def refuses(_state):
+    raise ValueError("it is of another version")
 
 
 def test_a_snapshot_that_loads_half_way_starts_nothing_over():
     """The model has the weights of step 3 when the next object refuses: step 1 must not follow."""
-    slots = memory_with(State(model=model(3.0), other=LoadsNothing()), 3)
-    state = State(model=(changed := model(0.0)), other=LoadsNothing())
+    slots = memory_with(State(model=model(3.0), other=Holder({})), 3)
+    state = State(model=(changed := model(0.0)), other=Holder({}, refuses))
     with pytest.raises(StateDoesNotFit, match=r"snapshot of step 3 does not fit .* it is of another version"):
         restorer(state, slots=slots).restore()
     assert changed.weight[0, 0].item() == 3.0
@@ -317,14 +312,6 @@ def snapshot(step, checksum="a", generation=1):
     return OfferedSnapshot(step=step, checksum=checksum, generation=generation)
 
 
-def checksums_at(found, step):
-    return {each.checksum for of_rank in found for each in of_rank.snapshots if each.step == step}
-
-
-def has(of_rank, step):
-    return step in [each.step for each in of_rank.snapshots]
-
-
 @st.composite
 def available(draw) -> list[AvailableStates]:
     """Ranks with or without snapshots, some of them wrong, and a storage on rank 0 with or without
@@ -349,7 +336,8 @@ def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
     """The dumb way: walk down from the highest step, memory before storage."""
     usable = []
     for step in range(10, 0, -1):
-        usable += [(step, MEMORY)] * (len(checksums_at(found, step)) == 1)
+        checksums = {each.checksum for of_rank in found for each in of_rank.snapshots if each.step == step}
+        usable += [(step, MEMORY)] * (len(checksums) == 1)
         usable += [(step, STORED) for c in found for r in c.records if r.step == step]
     return usable
 
@@ -361,7 +349,8 @@ def test_the_order_is_that_of_a_walk_down_the_steps(found):
     assert [(c.step, c.is_stored) for c in candidates] == twin(found)
     for candidate in candidates:
         if candidate.record is None:
-            assert candidate.ranks == tuple(r for r, c in enumerate(found) if has(c, candidate.step))
+            steps = [[each.step for each in of_rank.snapshots] for of_rank in found]
+            assert candidate.ranks == tuple(r for r, of_r in enumerate(steps) if candidate.step in of_r)
         else:
             assert candidate.ranks == (0,) and candidate.record in found[0].records
     seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}

@@ -63,16 +63,11 @@ def refuse(_path):
         ("abbb", [1, 2, 3], False, False, [[[1, 0]], [[1, 0]], [], []]),
         ("aaa", [0], True, True, [[[0, 1], [0, 2]], [[0, 1]], [[0, 2]]]),
     ],
-    ids=[
-        "one machine maps one memory",
-        "others receive it once",
-        "own snapshots are kept",
-        "hidden processes",
-    ],
 )
 def test_every_rank_gets_the_state(ranks, machines, holders, cannot_map, is_sealed, chains):
-    """What a rank writes afterwards, no other sees. Containers of one machine that hide each
-    other's processes cannot map memory, and are sent the state.
+    """One machine maps one memory, other machines receive it once, own snapshots are kept. What a
+    rank writes afterwards, no other sees. Containers of one machine that hide each other's
+    processes cannot map memory, and are sent the state.
     """
     found = ranks.run(len(machines), spread_over, machines, holders, cannot_map, is_sealed)
     assert found == [[True, of_rank] for of_rank in chains]

@@ -214,16 +214,10 @@ def test_conjugated_and_negated_views_are_kept_apart():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda d: {n: d[n] for n in "abn"},
-            r"thing: saved dict \['b', 'a', 'n'\]; now dict \['a', 'b', 'n'\]",
-        ),
+        (lambda d: {n: d[n] for n in "abn"}, r"thing: saved dict \['b', 'a', 'n'\]; now dict \['a', 'b'"),
         (lambda d: d | {"n": True}, r"thing\.n: saved 1; now true"),
         (lambda d: d | {"b": d["b"] + 1}, r"the tensor thing\.b: saved \w+ torch.float32 \[2\]"),
-        (
-            lambda d: d | {"b": d["b"][:1]},
-            r"thing\.b: saved \w+ torch.float32 \[2\].*; now \w+ torch.float32 \[1\]",
-        ),
+        (lambda d: d | {"b": d["b"][:1]}, r"thing\.b: saved .* \[2\].*; now \w+ torch.float32 \[1\]"),
         (lambda d: d | {"b": nn.Parameter(d["b"])}, r"thing\.b: saved .*; now .*parameter"),
     ],
 )

@@ -30,14 +30,6 @@ def add(left, right):
         return left + right
 
 
-def partials(leaves, own):
-    """own: the leaves of a span, in either order."""
-    stack = Stack(add)
-    for leaf in own:
-        stack.push(Block(leaf, 1), leaves[leaf])
-    return stack.parts
-
-
 def assert_same_bits(found, expected):
     """Which of two NaNs a sum passes on is open in IEEE 754, so that all NaNs count as one."""
     same = found.view(np.uint32) == expected.view(np.uint32)
@@ -55,7 +47,10 @@ def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves, data):
     for spans in [*owned, [range(start, stop) for start, stop in pairwise(cuts)]]:
         parts = {}
         for number, own in reversed(list(enumerate(spans))):
-            parts |= partials(leaves, own if number % 2 else own[::-1])
+            stack = Stack(add)
+            for leaf in own if number % 2 else own[::-1]:
+                stack.push(Block(leaf, 1), leaves[leaf])
+            parts |= stack.parts
         assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
 
 

@@ -110,7 +110,7 @@ MUTANTS = (
     # A state comes back as it was.
     Mutant("train/state/restore.py", "if checksum.of_image(body) == snapshot.info.checksum:", "if True:", "pure/test_restore.py"),
     Mutant("train/state/built.py", "            if before != now:", "            if False:", "pure/test_load.py"),
-    Mutant("train/state/built.py", "if there.frozen == built.frozen:", "if False:", "pure/test_load.py"),
+    Mutant("train/state/built.py", "if there.frozen == built.frozen:", "if False:", "pure/test_exact_recipes.py"),
     Mutant("train/state/values.py", "(former := places.setdefault(id(value), place)) != place", "(former := places.setdefault(id(value), place)) is None", "pure/test_state.py"),
     Mutant("proof/agreement.py", "step == 0 or is_repeated(known, step)", "step == 0", "pure/test_agreement.py"),
 )  # fmt: skip

@@ -64,40 +64,6 @@ def groups_of(member: Member) -> ProcessGroups:
     )
 
 
-def parts_of(state: State, order: SampleOrder, member: Member = ALONE) -> StepParts:
-    """Of a rank whose states are not compared with those of others, and which is not audited."""
-    return StepParts(state, order, groups_of(member), HeartbeatSender(NoPage(), 0))
-
-
-def auditor_of(
-    state: State,
-    parts: StepParts,
-    loader: Loader,
-    *,
-    member: Member = ALONE,
-    log: Any = None,
-    redo: Any = None,
-) -> Auditor:
-    """As the loop makes it. redo: the difference because of which this generation began."""
-    groups = groups_of(member)
-
-    def compare() -> None:
-        """Raises StatesDiffer if the ranks' states differed before the step."""
-        parts.buffers.load()
-        if len(set(groups.all_gather(checksum_of(state.flatten()).whole))) > 1:
-            raise StatesDiffer("the states differed before", None)
-
-    loop = SimpleNamespace(
-        groups=groups,
-        loader=loader,
-        state=state,
-        clock=SystemClock(),
-        link=replace(LINK, node=f"node{member.rank}", divergence=redo),
-        output=None if member.rank or log is None else SimpleNamespace(log=log),
-    )
-    return Auditor(cast("LoopParts", loop), parts, compare)
-
-
 def evaluation(
     member: Member,
     dataset: Any,
@@ -156,10 +122,25 @@ def steps(
     order = SampleOrder(
         seed=5, samples=len(dataset), global_batch=batch, shards=shards, epochs=epochs, tail=tail
     )
-    parts = parts_of(state, order, member)
+    groups = groups_of(member)
+    parts = StepParts(state, order, groups, HeartbeatSender(NoPage(), 0))
     loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate, workers=workers)
-    auditor = auditor_of(state, parts, loader, member=member, log=log, redo=redo)
-    audit = None if audits is None else partial(audits, auditor)
+
+    def compare() -> None:
+        """Raises StatesDiffer if the ranks' states differed before the step."""
+        parts.buffers.load()
+        if len(set(groups.all_gather(checksum_of(state.flatten()).whole))) > 1:
+            raise StatesDiffer("the states differed before", None)
+
+    loop = SimpleNamespace(
+        groups=groups,
+        loader=loader,
+        state=state,
+        clock=SystemClock(),
+        link=replace(LINK, node=f"node{member.rank}", divergence=redo),
+        output=None if member.rank or log is None else SimpleNamespace(log=log),
+    )
+    audit = None if audits is None else partial(audits, Auditor(cast("LoopParts", loop), parts, compare))
 
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
