@@ -4,6 +4,7 @@ Three nodes combine their writes at one of the four places to meet; the clients 
 and talk to the simulated servers of benchmarks/scale_servers.py.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ ERRORS: dict[str, Exception] = {
     "c10d": BackendFailed("no answer"),
     "objects": StoreFailed("503"),
 }
+SERVERS: dict[str, Any] = {"etcd": Etcd, "c10d": Store, "objects": Bucket}
 
 
 class FailingTraffic(Traffic):
@@ -49,11 +51,11 @@ class FailingTraffic(Traffic):
             self.before_call()
             self.clock.sleep(seconds)
         self.count += 1
-        if self.count == self.fails_at:
-            if self.is_lost:
-                effect()
-            raise self.error
-        return effect()
+        if self.count != self.fails_at:
+            return effect()
+        if self.is_lost:
+            effect()
+        raise self.error
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -72,12 +74,11 @@ class Place(World):
         super().__init__(policy=policy, keep_alive_s=KEEP_ALIVE_S)
         self.traffic = FailingTraffic(self.clock)  # type: ignore[arg-type]
         self.traffic.error, self.traffic.before_call = ERRORS[kind], self.read_slowly
-        self.open: Callable[[], Any]
-        if kind == "dir":
-            self.open = stack.enter_context(folder(self.traffic, path))
-        else:
-            servers: dict[str, Any] = {"etcd": Etcd, "c10d": Store, "objects": Bucket}
-            self.open = servers[kind](self.traffic).open
+        self.open = (
+            stack.enter_context(folder(self.traffic, path))
+            if kind == "dir"
+            else SERVERS[kind](self.traffic).open
+        )
         self.slow = self.looking()
         self.slow_writes: list[tuple[int, bytes]] = []
         for name in ("a", "b", "c"):
@@ -108,16 +109,18 @@ class Place(World):
     def requests(self) -> dict[str, str]:
         """What takes effect in the group as it is."""
         group = self.group
-        found = {name: request_of(text) for name, text in self.slow.shown().items()}
-        return {
-            name: each for name, each in found.items() if granted(group, {name: each}, dead=set()) != group
-        }
+        found = [(name, request_of(text)) for name, text in self.slow.shown().items()]
+        return {name: each for name, each in found if granted(group, {name: each}, dead=set()) != group}
 
     def read_slowly(self) -> None:
         version, value = self.slow.read()
         if requests := self.requests():
             group = granted(Group.parse(value), requests, dead=set())
             self.slow_writes.append((version, group.to_json()))
+
+    def write_slowly(self) -> None:
+        for version, value in self.slow_writes:
+            self.slow.compare_and_set(version, value)
 
     def fails(self, name: str, act: Callable[[Rendezvous], object], fails_at: int, *, is_lost: bool) -> bool:
         """Whether the node learns that its act failed."""
@@ -139,6 +142,7 @@ ACTS: dict[str, Callable[[Rendezvous], object]] = {
     "withdraw": lambda node: node.withdraw(lambda _generation: False),
     "withdraw, shared": lambda node: node.withdraw(lambda _generation: True),
     "leave": lambda node: node.leave(),
+    "done": lambda node: node.done(),
 }
 
 
@@ -158,39 +162,42 @@ def made(
         yield make
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-@pytest.mark.parametrize("what", ACTS)
-def test_a_node_that_goes_stays_away_whichever_call_fails(
-    what: str, is_lost: bool, made: Callable[[], Place]
-) -> None:
-    """It goes as its agent does: where it is told that its withdrawal failed it leaves all the
-    same, and after that it is gone. At each of its calls a slow writer reads group and requests.
-    All of them write at the end.
-    """
-    fails_at = 0
-    while True:
-        fails_at += 1
-        place, name = made(), "b"
-        if what == "give up joining":
-            name = "late"
+def each_call_fails(
+    made: Callable[[], Place], name: str, what: str, *, is_lost: bool
+) -> Iterator[tuple[Place, bool]]:
+    """A place, and whether its node was told that the call failed, for each of the calls."""
+    for fails_at in itertools.count(1):
+        place = made()
+        if name == "late":
             place.start(name)
             while name not in place.requests():
                 place.poll(name)
         elif what == "leave":
             place.withdraw(name, is_shared=False)
-        is_told = place.fails(name, ACTS[what], fails_at, is_lost=is_lost)
-        if what != "leave" or not is_told:
-            place.machines[name].rendezvous.leave()
-        assert is_told or name not in place.group.member_ids | place.group.waiting_ids
-        place.machines.pop(name)
-        for version, value in place.slow_writes:
-            place.slow.compare_and_set(version, value)
-        place.tick(0.0 if not is_told or what != "leave" else 2 * KEEP_ALIVE_S)
-        assert name not in place.group.member_ids | place.group.waiting_ids, fails_at
-        assert name not in place.requests(), fails_at
+        yield place, place.fails(name, ACTS[what], fails_at, is_lost=is_lost)
         if place.traffic.count < fails_at:
             break
     assert fails_at > 1
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("what", [what for what in ACTS if what != "done"])
+def test_a_node_that_goes_stays_away_whichever_call_fails(
+    what: str, is_lost: bool, made: Callable[[], Place]
+) -> None:
+    """It goes as its agent does: where it is told that its withdrawal failed it leaves all the
+    same, and after that it is gone. At each of its calls a slow writer reads group and requests.
+    """
+    name = "late" if what == "give up joining" else "b"
+    for place, is_told in each_call_fails(made, name, what, is_lost=is_lost):
+        is_late = what == "leave" and is_told
+        if not is_late:
+            place.machines[name].rendezvous.leave()
+        assert is_told or name not in place.group.member_ids | place.group.waiting_ids
+        place.machines.pop(name)
+        place.write_slowly()
+        place.tick(2 * KEEP_ALIVE_S if is_late else 0.0)
+        assert name not in place.group.member_ids | place.group.waiting_ids | place.requests().keys()
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -198,18 +205,11 @@ def test_a_run_is_complete_whichever_call_of_a_done_node_fails(
     is_lost: bool, made: Callable[[], Place]
 ) -> None:
     """It looks at the group and says again that it is done, as its agent does."""
-    fails_at = 0
-    while True:
-        fails_at += 1
-        place = made()
-        if place.fails("b", lambda node: node.done(), fails_at, is_lost=is_lost):
+    for place, is_told in each_call_fails(made, "b", "done", is_lost=is_lost):
+        if is_told:
             place.machines["b"].rendezvous.watch()
             place.machines["b"].rendezvous.done()
-        for version, value in place.slow_writes:
-            place.slow.compare_and_set(version, value)
+        place.write_slowly()
         for name in ("a", "c"):
             place.machines[name].rendezvous.done()
         assert place.group.ended is not None and place.group.ended.exit_code == 0
-        if place.traffic.count < fails_at:
-            break
-    assert fails_at > 1

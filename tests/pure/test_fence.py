@@ -43,34 +43,37 @@ def test_the_newest_generation_admits_its_members(
     assert fence.is_newest(generation) is is_newest
 
 
+def asked_meanwhile(page, shown, question, meanwhile):
+    """The answer of a fence whose agent does something as soon as it was asked."""
+    answers, fence = [], fence_of(page)
+    shown.asked.clear()
+    asking = threading.Thread(target=lambda: answers.append(question(fence)))
+    asking.start()
+    assert shown.asked.wait(60)
+    assert answers == []
+    meanwhile()
+    asking.join(60)
+    return answers
+
+
 def test_a_save_waits_for_its_node_to_enter_a_new_generation(page, shown, monkeypatch):
     """Generation 3 was formed, and the node enters it a moment later."""
     monkeypatch.setattr(module, "ENTERING_S", 60.0)
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(fence_of(page).admits(2)))
-    asking.start()
-    assert shown.asked.wait(60)
-    page.enter(3)
-    asking.join(60)
-    assert answers == [True]
+    assert asked_meanwhile(page, shown, lambda fence: fence.admits(2), lambda: page.enter(3)) == [True]
 
 
 def test_a_number_from_before_the_question_does_not_count(page, shown):
     """The machine was suspended: the page shows generation 3, and the agent's next read shows 4."""
-    fence = fence_of(page)
     page.enter(3)
-    assert fence.admits(3)
+    assert fence_of(page).admits(3)
     shown.may_answer.clear()
-    shown.asked.clear()
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append((fence.admits(3), fence.is_newest(3))))
-    asking.start()
-    assert shown.asked.wait(60)
-    assert answers == []
-    shown.newest = 4
-    shown.may_answer.set()
-    asking.join(60)
-    assert answers == [(False, False)]
+
+    def answer():
+        shown.newest = 4
+        shown.may_answer.set()
+
+    both = asked_meanwhile(page, shown, lambda fence: (fence.admits(3), fence.is_newest(3)), answer)
+    assert both == [(False, False)]
 
 
 def test_a_silent_agent_stops_the_save_and_the_deletion(page, shown):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from payloads import bytes_of, commit_payload, payload_of
-from power_cut import cuts, last_tree, read_tree, recording, write_tree
+from power_cut import Recorder, cuts, last_tree, read_tree, write_tree
 from records import IDENTITY
 
 from elastic.checkpoint import stop_record
@@ -83,14 +83,8 @@ class Agent:
         self.log.record(FirstStep(step=step))
 
     def save(self, step: int, generation: int) -> None:
-        commit_payload(
-            self.checkpoints,
-            image(step),
-            step,
-            generation=generation,
-            run_id=IDENTITY.run_id,
-            clock=self.clock,
-        )
+        about: dict[str, Any] = {"generation": generation, "run_id": IDENTITY.run_id, "clock": self.clock}
+        commit_payload(self.checkpoints, image(step), step, **about)
 
     def prune(self, step: int, generation: int) -> None:
         policy = RetentionPolicy(run_id=IDENTITY.run_id, keep=1)
@@ -164,7 +158,8 @@ def test_after_a_power_cut_at_any_operation_a_run_resumes(tmp_path, monkeypatch)
     """
     recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
     recorded.mkdir()
-    with recording(recorded) as recorder:
+    with monkeypatch.context() as patch:
+        recorder = Recorder(recorded, patch)
         live(recorded, recorder.mark)
     assert last_tree(recorder.changes) == read_tree(recorded), "an operation was not recorded"
     monkeypatch.setattr(os, "fsync", lambda _fd: None)  # of the many resumed runs

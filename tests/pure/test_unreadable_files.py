@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,7 @@ from elastic.checkpoint import newest_generation as numbers
 from elastic.checkpoint.newest_generation import newest_generation
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
+from elastic.errors import StoreFailed, UsageError
 from elastic.events import WorkerStarted
 from elastic.faults.inject import Claims
 from elastic.faults.plan import parse
@@ -30,10 +31,9 @@ from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.group import RunEnd
 from elastic.storage.remote import Objects
-from elastic.storage.store import StoreUnavailable
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import LeavePage
-from elastic.testing.fakes import FakeClock, FakeStore
+from elastic.testing.fakes import FakeClock
 
 
 class Stale:
@@ -66,10 +66,6 @@ def stale(tmp_path, monkeypatch):
 @pytest.fixture
 def run(tmp_path):
     return RunDir.parse(str(tmp_path))
-
-
-def line(step):
-    return StepLine(step=step, epoch=0, loss=0.5, world_size=1, generation=1, time=0.0, seconds=0.1)
 
 
 def complete(run, monkeypatch):
@@ -116,7 +112,7 @@ def test_a_console_without_metrics_shows_lines_then_progress(run, stale):
     """
     out = io.StringIO()
     console = ConsoleFollower(run, "n1", out, FakeClock())
-    Metrics(run.metrics, generation=1).append(line(4))
+    Metrics(run.metrics, generation=1).append(StepLine(step=4, generation=1))
     stale.is_on = True
     console.print_line("\x1b[2Ja line")
     console._poll()
@@ -125,18 +121,11 @@ def test_a_console_without_metrics_shows_lines_then_progress(run, stale):
     assert out.getvalue().splitlines()[0] == "\\x1b[2Ja line" and "step 4" in out.getvalue()
 
 
-class Gone(io.StringIO):
-    """A standard error whose reader has ended."""
-
-    def write(self, text):
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
 def test_an_event_without_file_or_reader_ends_no_agent(tmp_path, monkeypatch):
     """Its folder is a file, and standard error is a pipe that nothing reads."""
     (tmp_path / "events").write_text("")
     log = EventLog(tmp_path / "events" / "a.jsonl", node="n1", clock=SystemClock())
-    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=Mock(side_effect=BrokenPipeError), flush=print))
     log.record(WorkerStarted(rank=0, pid=1))
 
 
@@ -160,27 +149,38 @@ TOO_LONG = "x" * 300
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("folder", ["logs", ""])
-def test_a_launch_that_sees_no_newest_generation_is_refused(run, monkeypatch, folder, code):
-    """Its number would be used twice."""
+@pytest.mark.parametrize(
+    ("folder", "door", "says"),
+    [
+        *(
+            (
+                folder,
+                lambda run: newest_generation(run, FakeClock()),
+                "expected to find the newest generation of",
+            )
+            for folder in ("logs", "")
+        ),
+        ("", lambda run: set_aside(run, FakeClock(), print), r"expected to read .*; take another --run-dir"),
+        ("events", lambda run: read_events(run.events), "events"),
+    ],
+)
+def test_what_may_not_be_read_is_not_taken_for_nothing(run, monkeypatch, folder, door, says, code):
+    """A number would be used twice, a run be set aside, and events be left out of a report."""
     run.log(generation=3, rank=0).parent.mkdir(parents=True)
-    (run.local / ".metrics-000004.jsonl").touch()
+    run.events.mkdir()
+    for name in ("run.json", ".metrics-000004.jsonl"):
+        (run.local / name).touch()
     assert newest_generation(run, FakeClock()) == 4
     Stale(run.local / folder, monkeypatch, code).is_on = True
-    with pytest.raises(UsageError, match="expected to find the newest generation of the run in"):
-        newest_generation(run, FakeClock())
+    with pytest.raises((UsageError, OSError), match=says):
+        door(run)
 
 
 def test_a_launch_whose_storage_does_not_answer_is_refused(monkeypatch):
     """All machines are new, and so is the place where they meet: only the checkpoints have the
     number.
     """
-    store = FakeStore()
-
-    def before(verb, name):
-        raise StoreUnavailable("503")
-
-    store.before = before
+    store = SimpleNamespace(list=Mock(side_effect=StoreFailed("503")))
     monkeypatch.setattr(numbers, "open_store", lambda _url: store)
     with pytest.raises(UsageError, match="expected to find the newest generation of the run in memory://b/r"):
         newest_generation(RunDir.parse("memory://b/r"), FakeClock())
@@ -197,21 +197,6 @@ def test_a_new_node_at_a_url_counts_on_from_uploads(tmp_path, monkeypatch):
     objects.write("logs/000003/rank0/000000000000.log", b"")
     objects.write("metrics/notes/of-a-person.txt", b"")
     assert newest_generation(run, FakeClock()) == 3
-
-
-def test_a_report_leaves_out_no_folder_that_may_not_be_read(run, monkeypatch):
-    run.events.mkdir()
-    Stale(run.events, monkeypatch, errno.EACCES).is_on = True
-    with pytest.raises(PermissionError):
-        read_events(run.events)
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_a_run_that_cannot_be_read_is_not_set_aside(run, monkeypatch, code):
-    (run.local / "run.json").touch()
-    Stale(run.local, monkeypatch, code).is_on = True
-    with pytest.raises(UsageError, match=r"expected to read .*; take another --run-dir"):
-        set_aside(run, FakeClock(), print)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-import threading
+import queue
+from contextlib import closing
 
 import pytest
 import run_records
@@ -27,11 +28,15 @@ from elastic.system.clock import SystemClock, file_time_s
 @pytest.fixture
 def node(s3_bucket, tmp_path):
     """A machine of its own: the run's URL and a local folder."""
+    return lambda name: RunDir(url=f"{s3_bucket}/run", local=tmp_path / name)
 
-    def made(name):
-        return RunDir(url=f"{s3_bucket}/run", local=tmp_path / name)
 
-    return made
+@pytest.fixture
+def proxy(s3, monkeypatch):
+    """In front of the store."""
+    with closing(FaultyStorage(s3.port)) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
 
 
 def trained(run, name, generation, first, last):
@@ -39,7 +44,7 @@ def trained(run, name, generation, first, last):
     kept = Metrics(run.metrics_of(name), generation=generation, is_copy=True)
     kept.rewind(first - 1)
     for step in range(first, last + 1):
-        kept.append(StepLine(step=step, generation=generation, chain=f"c{step}"))
+        kept.append(StepLine(step=step, generation=generation))
 
 
 def restored(run, name, generation, step, lost_steps=0):
@@ -64,6 +69,11 @@ def steps(run):
         return [(line.step, line.generation) for line in metrics.read(there.metrics)]
 
 
+def told(run, *fields):
+    with readable(run) as there:
+        return [tuple(each[name] for name in fields) for each in run_records.events(there.events)]
+
+
 def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
     """Node a uploads up to step 4 of 6 and is lost. Node b has the same lines, and continues as
     rank 0 after step 5. Then b is lost, and c continues, which has no lines.
@@ -82,23 +92,15 @@ def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
     restored(c, "c", 3, 8)
     trained(c, "c", 3, 9, 12)
     uploaded(c, "c")
-    assert steps(c) == [(s, 1) for s in range(1, 6)] + [(s, 2) for s in range(6, 9)] + [
-        (s, 3) for s in range(9, 13)
-    ]
-    with readable(c) as there:
-        assert [(e["generation"], e["lost_steps"]) for e in run_records.events(there.events)] == [
-            (1, 0),
-            (2, 0),
-            (3, 1),
-        ]
+    generations = [1] * 5 + [2] * 3 + [3] * 4
+    assert steps(c) == [*enumerate(generations, 1)]
+    assert told(c, "generation", "lost_steps") == [(1, 0), (2, 0), (3, 1)]
 
 
-def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
+def test_a_part_whose_answer_was_lost_is_stored_once(node, proxy):
     """The store keeps each part, and the connection breaks; the next try lists the store and goes
     on.
     """
-    proxy = FaultyStorage(s3.port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     run = node("a")
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
@@ -118,72 +120,49 @@ def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
     while not files.upload():
         pass
     assert steps(run) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
-    with readable(run) as there:
-        assert [event["generation"] for event in run_records.events(there.events)] == [1, 2]
-    proxy.close()
+    assert told(run, "generation") == [(1,), (2,)]
 
 
-def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monkeypatch):
+def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, proxy, monkeypatch):
     """500 to every request for a while; what was written meanwhile is uploaded in the end."""
-    proxy = FaultyStorage(s3.port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     monkeypatch.setattr(shipper, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(shipper, "TICK_S", 0.01)
-    run, reported, came = node("a"), [], threading.Event()
-
-    def report(text):
-        reported.append(text)
-        came.set()
+    run, reported = node("a"), queue.SimpleQueue()
 
     proxy.fail(Deed.ERROR, lambda method, path: True)
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    one = log_shipper(run, "a", print_line=report)
+    one = log_shipper(run, "a", print_line=reported.put)
     one.start()
     log.record(GenerationEnded(cause="x", step=1))
-    assert came.wait(120)
+    assert "training goes on" in reported.get(timeout=120)
     trained(run, "a", 1, 1, 2)
-    came.clear()
     proxy.heal()
-    assert came.wait(120)
+    assert "again" in reported.get(timeout=120)
     log.record(RunFinished(steps=2, epochs=1, digest="d"))
     assert one.close() == ""
-    assert len(reported) == 2 and "training goes on" in reported[0] and "again" in reported[1]
+    assert reported.empty()
     assert steps(run) == [(1, 1), (2, 1)]
-    with readable(run) as there:
-        assert [event["event"] for event in run_records.events(there.events)] == [
-            "generation_ended",
-            "run_finished",
-        ]
-    proxy.close()
+    assert told(run, "event") == [("generation_ended",), ("run_finished",)]
 
 
-@pytest.fixture
-def hanging(s3, monkeypatch):
-    """A store in front of which requests hang."""
-    proxy = FaultyStorage(s3.port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(shipper, "PART_LIMIT_S", 1.0)
-    yield proxy
-    proxy.close()
-
-
-def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, hanging):
+def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, proxy, monkeypatch):
     """All requests hang for the whole time that the end may take, and then two of the next end's,
     which makes them again.
     """
+    monkeypatch.setattr(shipper, "PART_LIMIT_S", 1.0)
     run = node("a")
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
     with pytest.raises(UsageError, match="found nothing there"):
         steps(run)
-    hanging.fail(Deed.HANG, lambda method, path: method == "PUT")
+    proxy.fail(Deed.HANG, lambda method, path: method == "PUT")
     one = log_shipper(run, "a")
     assert one.close() == ""  # never started
     one.start()
     said = one.close(3.0)
     assert f"have not reached {run.url}" in said and f"they stay in {run.local}" in said
-    hanging.heal()
-    hung = hanging.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
+    proxy.heal()
+    hung = proxy.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
     assert upload_left_behind(run) == ""
     assert hung.struck == 2
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]

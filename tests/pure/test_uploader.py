@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run_records
@@ -73,13 +73,8 @@ def process(config):
 
 @pytest.fixture
 def slots():
-    slots = SnapshotSlots.create(LARGE_BYTES, 8)
-    yield slots
-    slots.close()
-
-
-def info(step, generation=1, **fields):
-    return SnapshotInfo(step=step, epoch=0, generation=generation, **fields)
+    with closing(SnapshotSlots.create(LARGE_BYTES, 8)) as slots:
+        yield slots
 
 
 def image_of(step, data_bytes=64):
@@ -90,7 +85,8 @@ def keep(slots, step, data=None, generation=1, **fields):
     data = image_of(step) if data is None else data
     slot = slots.begin()
     slots.body(slot)[: len(data)] = data
-    return slots.publish(slot, size_bytes=len(data), info=info(step, generation, **fields))
+    info = SnapshotInfo(step=step, epoch=0, generation=generation, **fields)
+    return slots.publish(slot, size_bytes=len(data), info=info)
 
 
 def hand_over(config, slots, step, data=None, *, final=False, generation=1):
@@ -102,56 +98,56 @@ def state_of(handover):
     return handover.wait(LIMIT_S).state
 
 
-def meta_of(step, generation=1):
-    where = {"slot": 0, "seq": 2, "resumed_from": None, "is_final": False}
-    return {"step": step, "generation": generation} | where
-
-
 def committed_steps(config):
     records, damages = list_commits(open_store(config.run.checkpoints_url), SystemClock())
     assert damages == []
     return [record.step for record in records]
 
 
-class InThread:
-    """The uploader's loop in this process, so that a test can hold up a save at a point of the
-    commit protocol.
-    """
+class Hold:
+    """A save stands still before the record of its checkpoint."""
 
-    def __init__(self, config, *, holds=True):
+    def __init__(self):
         self.reached, self.go_on = threading.Event(), threading.Event()
-        if not holds:
-            self.go_on.set()
-        self._owner_fd, self._owner_end = os.pipe()
-        self._offers = listen(config.socket_path)
-        self._config = replace(config, offers=self._offers.fileno())
-        self._thread = threading.Thread(target=self._serve, daemon=True)
 
-    def _serve(self):
-        serve(self._config, self._owner_fd, self._hold)
-
-    def _hold(self, point, step):
+    def at(self, point, step):
         if point == "before-commit":
             self.reached.set()
             assert self.go_on.wait(LIMIT_S)
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
     def holds(self, handover):
-        """Before the record of its checkpoint, until `go_on`."""
         assert self.reached.wait(LIMIT_S)
         return handover
 
-    def __exit__(self, *error):
+    def release(self, handover):
+        """The result of the save; the next one is held again."""
         self.go_on.set()
-        os.close(self._owner_end)
-        self._thread.join(LIMIT_S)
-        assert not self._thread.is_alive()
-        os.close(self._owner_fd)
-        self._offers.close()
-        Path(self._config.socket_path).unlink()
+        result = handover.wait(LIMIT_S)
+        self.reached.clear()
+        self.go_on.clear()
+        return result
+
+
+@contextmanager
+def in_thread(config, *, holds=True):
+    """The uploader's loop in this process, so that a test can hold up its saves."""
+    hold, (owner_fd, owner_end) = Hold(), os.pipe()
+    if not holds:
+        hold.go_on.set()
+    with listen(config.socket_path) as offers:
+        words = (replace(config, offers=offers.fileno()), owner_fd, hold.at)
+        thread = threading.Thread(target=serve, args=words, daemon=True)
+        thread.start()
+        yield hold
+        hold.go_on.set()
+        os.close(owner_end)
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    os.close(owner_fd)
+
+
+def told(config, *fields):
+    return [tuple(each[name] for name in fields) for each in run_records.events(config.run.events)]
 
 
 def test_it_starts_without_torch():
@@ -160,8 +156,13 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, slots):
-    """The ordinary way: offer, wait for the answer, look into the store and the event log."""
+def test_an_offer_is_committed_answered_and_logged(config, process, slots):
+    """The ordinary way: offer, wait for the answer, look into the store and the event log.
+
+    A terminal's Ctrl-C and a kill of the whole group reach it: its owner alone ends it.
+    """
+    for number in stop_signals.ALL:
+        os.kill(process.pid, number)
     data = image_of(7, LARGE_BYTES // 2)
     digest = image_hash.digest(data)
     hand_over(config, slots, 6, image_of(6))
@@ -174,21 +175,10 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, sl
     assert record.checksum == checksum.of_image(memoryview(data))
     assert bytes_of(store, record, SystemClock()) == data
     assert process.stop(LIMIT_S)
-    event = run_records.events(tmp_path / "run" / "events")[-1]
-    assert [event[name] for name in ("event", "step", "generation", "size_bytes", "digest")] == [
-        "checkpoint_committed",
-        7,
-        1,
-        len(data),
+    assert told(config, "event", "step", "generation", "size_bytes", "digest")[-1] == (
+        *("checkpoint_committed", 7, 1, len(data)),
         digest,
-    ]
-
-
-def test_a_terminals_signals_do_not_end_it(config, process, slots):
-    """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
-    for number in stop_signals.ALL:
-        os.kill(process.pid, number)
-    assert state_of(hand_over(config, slots, 1)) is SaveState.COMMITTED
+    )
 
 
 def test_an_unknown_protocol_is_refused_by_the_owner(config):
@@ -200,7 +190,7 @@ def test_the_newest_of_those_that_wait_is_saved_next(config, slots):
     """Step 1 is held before its commit record while others are offered; of those one is written
     over meanwhile.
     """
-    with InThread(config) as uploader:
+    with in_thread(config) as uploader:
         first = uploader.holds(hand_over(config, slots, 1))
         gone, second, third = (hand_over(config, slots, step, final=True) for step in (2, 3, 4))
         slots.invalidate(1)
@@ -213,33 +203,22 @@ def test_the_newest_of_those_that_wait_is_saved_next(config, slots):
     assert [slots._word(slot, _LEASES) for slot in range(4)] == [1, 0, 1, 1]
 
 
-def test_a_save_is_fenced_by_a_generation_without_its_node(
-    config, page, rendezvous, tmp_path, slots, monkeypatch
-):
+def test_a_save_is_fenced_by_a_generation_without_its_node(config, page, rendezvous, slots, monkeypatch):
     """Step 1 is held before its record while generation 2 begins with this node in it; step 2 while
     3 begins without it. Only a state of generation 3 is committed then.
     """
     monkeypatch.setattr(fence, "ENTERING_S", 0.1)
-    with InThread(config) as uploader:
-        for step, generation, entered, state in (
-            (1, 2, 2, SaveState.COMMITTED),
-            (2, 3, 2, SaveState.FENCED),
-        ):
-            uploader.reached.clear()
-            uploader.go_on.clear()
+    with in_thread(config) as uploader:
+        for step, newest, state in (1, 2, SaveState.COMMITTED), (2, 3, SaveState.FENCED):
             handover = uploader.holds(hand_over(config, slots, step, generation=1))
-            rendezvous.newest = generation
-            page.enter(entered)
-            uploader.go_on.set()
-            assert state_of(handover) is state
-        assert state_of(hand_over(config, slots, 2, generation=3)) is SaveState.COMMITTED
+            rendezvous.newest = newest
+            page.enter(2)
+            assert uploader.release(handover).state is state
+        assert uploader.release(hand_over(config, slots, 2, generation=3)).state is SaveState.COMMITTED
     assert committed_steps(config) == [2, 1]
     assert page.last_commit == (2, 2)
-    assert [(e["event"], e["generation"]) for e in run_records.events(tmp_path / "run" / "events")] == [
-        ("checkpoint_committed", 1),
-        ("checkpoint_fenced", 1),
-        ("checkpoint_committed", 3),
-    ]
+    names = ("checkpoint_committed", "checkpoint_fenced", "checkpoint_committed")
+    assert told(config, "event", "generation") == [*zip(names, (1, 1, 3), strict=True)]
 
 
 @pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
@@ -271,39 +250,34 @@ def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
 
     No fence stops this save: as in etcd, where that run has a group of its own.
     """
-    run = tmp_path / "run"
-    config = replace(config, uid="ours")
-    run.mkdir()
-    (run / "uid").write_text("ours")
-    with InThread(config) as uploader:
+    uid = tmp_path / "run" / "uid"
+    uid.parent.mkdir()
+    uid.write_text("ours")
+    with in_thread(replace(config, uid="ours")) as uploader:
         handover = uploader.holds(hand_over(config, slots, 1))
-        (run / "uid").unlink()
-        uploader.go_on.set()
-        assert state_of(handover) is SaveState.COMMITTED
-        uploader.reached.clear()
-        uploader.go_on.clear()
+        uid.unlink()
+        assert uploader.release(handover).state is SaveState.COMMITTED
         handover = uploader.holds(hand_over(config, slots, 2))
-        (run / "uid").write_text("theirs")
-        uploader.go_on.set()
-        result = handover.wait(LIMIT_S)
+        uid.write_text("theirs")
+        result = uploader.release(handover)
     assert result.state is SaveState.FAILED and "another run has begun there" in result.reason
     assert committed_steps(config) == [1]
 
 
-def test_another_state_of_a_committed_step_ends_all_saves(config, tmp_path, slots, capfd, wait_until):
+def test_another_state_of_a_committed_step_ends_all_saves(config, slots, capfd, wait_until):
     """Another launch has committed step 7. The second offer, whose client leaves at once, is not
     heard of; the third one's client learns of it.
     """
-    with InThread(config, holds=False):
+    with in_thread(config, holds=False):
         assert state_of(hand_over(config, slots, 7)) is SaveState.COMMITTED
         hand_over(config, slots, 7, image_of(8)).close()
-        wait_until(lambda: len(run_records.events(tmp_path / "run" / "events")) == 2)
+        wait_until(lambda: len(told(config)) == 2)
         result = hand_over(config, slots, 8).wait(LIMIT_S)
         assert result.state is SaveState.DIFFERS
         assert "step 7 was already committed by generation 1 with another state" in result.reason
     assert committed_steps(config) == [7]
-    events = [(e["event"], e["step"]) for e in run_records.events(tmp_path / "run" / "events")]
-    assert events == [("checkpoint_committed", 7), ("checkpoint_differs", 7), ("checkpoint_differs", 8)]
+    names = ("checkpoint_committed", "checkpoint_differs", "checkpoint_differs")
+    assert told(config, "event", "step") == [*zip(names, (7, 7, 8), strict=True)]
     assert capfd.readouterr().err.count("with another state") == 1
 
 
@@ -312,7 +286,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
     published, and another is no image. The uploader goes on serving.
     """
     (tmp_path / "run").write_text("not a folder")
-    with InThread(config, holds=False):
+    with in_thread(config, holds=False):
         assert state_of(hand_over(config, slots, 1)) is SaveState.FAILED
         (tmp_path / "run").unlink()
         for published, data in ((checksum.of_image(memoryview(image_of(3))), image_of(2)), ("", b"none")):
@@ -320,10 +294,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
             handover = offer(config.socket_path, slots, snapshot, resumed_from=None, final=False)
             assert state_of(handover) is SaveState.FAILED
         assert state_of(hand_over(config, slots, 2)) is SaveState.COMMITTED
-    assert [e["event"] for e in run_records.events(tmp_path / "run" / "events")] == [
-        *["checkpoint_failed"] * 3,
-        "checkpoint_committed",
-    ]
+    assert told(config, "event") == [("checkpoint_failed",)] * 3 + [("checkpoint_committed",)]
 
 
 def test_a_snapshot_that_is_written_over_is_not_committed(config):
@@ -331,13 +302,12 @@ def test_a_snapshot_that_is_written_over_is_not_committed(config):
     and the slot is written.
     """
     slots = SnapshotSlots.create(4096, 1)
-    with InThread(config) as uploader:
+    with in_thread(config) as uploader:
         handover = uploader.holds(hand_over(config, slots, 1))
         assert slots.begin() is None
         slots.release_all()
         keep(slots, 2)
-        uploader.go_on.set()
-        result = handover.wait(LIMIT_S)
+        result = uploader.release(handover)
         assert (result.state, result.digest) == (SaveState.FAILED, "")
         assert "written over" in result.reason
     assert open_store(config.run.checkpoints_url).list() == []
@@ -350,20 +320,11 @@ def test_an_offer_of_a_gone_snapshot_gives_no_lease_back(config, change):
     keep(slots, 1)
     there = keep(slots, 2)
     assert slots.lease(there.slot, there.seq)
-    with InThread(config, holds=False):
+    with in_thread(config, holds=False):
         gone = replace(there, **change)
         result = offer(config.socket_path, slots, gone, resumed_from=None, final=False).wait(LIMIT_S)
     assert result.state is SaveState.FAILED and "written over" in result.reason
     assert slots.begin() is None
-
-
-class DyingProcess:
-    """What `subprocess.Popen` makes of an uploader that ends at its start."""
-
-    pid, stdin = 1, None
-
-    def poll(self):
-        return 2
 
 
 @pytest.mark.parametrize("error", [None, BlockingIOError(errno.EAGAIN, "no process left")])
@@ -375,7 +336,7 @@ def test_an_uploader_that_keeps_dying_is_started_at_intervals(config, monkeypatc
         started.append(clock.now)
         if error is not None and len(started) > 1:
             raise error
-        return DyingProcess()
+        return SimpleNamespace(pid=1, stdin=None, poll=lambda: 2)
 
     monkeypatch.setattr(client, "_spawn", spawn)
     with listen(config.socket_path) as offers:
@@ -389,59 +350,45 @@ def test_an_uploader_that_keeps_dying_is_started_at_intervals(config, monkeypatc
     assert all(("no process left" in each) is (error is not None) for each in said)
 
 
-class HeldSaver:
-    """A storage whose named call does not return until the test lets it."""
-
-    def __init__(self, hangs_in):
-        self.go_on, self._hangs_in = threading.Event(), hangs_in
-
-    def save(self, offer, slots, snapshot):
-        self._call("save")
-        return SaveResult(step=offer.step, state=SaveState.COMMITTED, reason="", is_ours=True)
-
-    def prune(self, offer):
-        self._call("prune")
-
-    def _call(self, name):
-        assert name != self._hangs_in or self.go_on.wait(LIMIT_S)
-
-
-def run_once(config, slots, saver, *, owner_lives=False):
-    """The loop over one offer, which lies there unread before the loop looks for the first time."""
-    log = EventLog(config.events, node="n0", clock=SystemClock())
-    owner_fd, owner_end = os.pipe()
-    if not owner_lives:
-        os.close(owner_end)
-    with listen(config.socket_path) as offers:
-        handover = hand_over(config, slots, 1)
-        end = Uploader(saver, config, log, offers, owner_fd).run()
-    os.close(owner_fd)
-    return end, state_of(handover)
-
-
 @pytest.mark.parametrize(
-    ("hangs_in", "owner_lives", "ends"),
+    ("hangs_in", "owner_lives", "limits_s", "ends"),
     [
-        ("nothing", False, (True, "committed")),
-        ("save", True, (False, "failed")),
-        ("prune", True, (False, "committed")),
+        ("nothing", False, [LIMIT_S, LIMIT_S], (True, "committed")),
+        ("save", True, [0.0], (False, "failed")),
+        ("prune", True, [LIMIT_S, 0.0], (False, "committed")),
     ],
 )
-def test_a_hanging_storage_keeps_no_uploader(config, slots, monkeypatch, *, hangs_in, owner_lives, ends):
+def test_a_hanging_storage_keeps_no_uploader(
+    config, slots, monkeypatch, *, hangs_in, owner_lives, limits_s, ends
+):
     """A save that was committed before old checkpoints are deleted has not failed. An offer from
     before its owner's end is saved.
     """
-    saver = HeldSaver(hangs_in)
-    limits = iter({"save": [0.0], "prune": [LIMIT_S, 0.0]}.get(hangs_in, [LIMIT_S, LIMIT_S]))
+    go_on, limits = threading.Event(), iter(limits_s)
+
+    def call(name, result=None):
+        assert name != hangs_in or go_on.wait(LIMIT_S)
+        return result
 
     class Results(main.SimpleQueue):
         def get(self, timeout):
             return super().get(timeout=next(limits))
 
     monkeypatch.setattr(main, "SimpleQueue", Results)
-    assert run_once(config, slots, saver, owner_lives=owner_lives) == ends
+    committed = SaveResult(step=1, state=SaveState.COMMITTED, reason="", is_ours=True)
+    saver = SimpleNamespace(save=lambda *_words: call("save", committed), prune=lambda _offer: call("prune"))
+    owner_fd, owner_end = os.pipe()
+    if not owner_lives:
+        os.close(owner_end)
+    with listen(config.socket_path) as offers:
+        handover = hand_over(config, slots, 1)
+        end = Uploader(
+            saver, config, EventLog(config.events, node="n0", clock=SystemClock()), offers, owner_fd
+        ).run()
+    os.close(owner_fd)
+    assert (end, state_of(handover)) == ends
     assert slots._word(0, _LEASES) == 0
-    saver.go_on.set()
+    go_on.set()
 
 
 @pytest.mark.parametrize("owner_lives", [True, False])
@@ -461,8 +408,9 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
     without slots; the next one's save is committed as if nothing had happened.
     """
     fd = os.memfd_create("image")
-    with InThread(config, holds=False):
-        for malformed, fds in (({"step": 1}, [fd]), (meta_of(1), []), (meta_of(1), [fd])):
+    whole = {"step": 1, "generation": 1, "slot": 0, "seq": 2, "resumed_from": None, "is_final": False}
+    with in_thread(config, holds=False):
+        for malformed, fds in (({"step": 1}, [fd]), (whole, []), (whole, [fd])):
             ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, theirs:
                 sender.connect(config.socket_path)

@@ -5,14 +5,14 @@ what was synced survives for certain, and of a folder, only the names that were 
 sync; later changes of names may survive one without the other, in any order. A rename is one
 change.
 
-The recorder replaces functions of `os` in this process. That it misses nothing is checked: all
-operations together must give the files that are there.
+The recorder watches functions of `os` in this process. That it misses nothing is checked: all
+changes together must give the files that are there.
 """
 
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,117 +35,63 @@ class Change:
     mark: Any = None
 
 
+WATCHED = (
+    *("open", "write", "ftruncate", "truncate", "mkdir", "link", "rename", "replace"),
+    *("unlink", "remove", "rmdir", "fsync"),
+)
+
+
 class Recorder:
-    """`changes` of the files below a folder, which is empty at first."""
+    """`changes` of the files below a folder, which is empty at first: compared after each call."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.changes: list[Change] = []
         self._root = root
-        self._device = root.stat().st_dev
-        self._nodes = {root.stat().st_ino: ROOT}
+        self._count = itertools.count(ROOT)
+        self._nodes = {root.stat().st_ino: next(self._count)}
         self._contents: dict[int, bytes] = {}
-        self._last = ROOT
-        self._names: dict[tuple[int, str], int | None] = {}
-        after: dict[str, Callable[..., None]] = {
-            **dict.fromkeys(
-                ("write", "ftruncate", "truncate"), lambda _, where, *_rest: self._changed(where)
-            ),
-            **dict.fromkeys(("unlink", "remove", "rmdir"), self._after_unlink),
-            "open": self._after_open,
-            "fsync": self._after_fsync,
-            "link": self._after_link,
-            "mkdir": self._after_mkdir,
-        }
-        for name, then in after.items():
-            patch.setattr(os, name, self._wrapped(getattr(os, name), then))
-        for name in ("rename", "replace"):
-            patch.setattr(os, name, self._renamed(getattr(os, name)))
-        patch.setattr(io, "open", self._wrapped(io.open, self._after_open))
+        self._names: dict[tuple[int, str], int] = {}
+        for name in WATCHED:
+            patch.setattr(os, name, self._watched(name, getattr(os, name)))
+        patch.setattr(io, "open", self._watched("open", io.open))
 
     def mark(self, value: Any) -> None:
         self.changes.append(Change(mark=value))
 
-    def _wrapped(self, call: Callable[..., Any], after: Callable[..., None]) -> Callable[..., Any]:
-        def recorded(*arguments: Any, **options: Any) -> Any:
+    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **options: Any) -> Any:
             result = call(*arguments, **options)
-            after(result, *arguments)
+            self._look()
+            about = os.fstat(arguments[0]) if name == "fsync" else None
+            if about is not None and about.st_dev == self._root.stat().st_dev:
+                self.changes.append(Change(synced=self._nodes.get(about.st_ino)))
             return result
 
-        return recorded
+        return watched
 
-    def _renamed(self, call: Callable[..., None]) -> Callable[..., None]:
-        def recorded(source: Any, target: Any) -> None:
-            node = self._node_of(source)
-            call(source, target)
-            if node is not None:
-                self._name((*self._place(source), None), (*self._place(target), node))
-
-        return recorded
-
-    def _after_open(self, _result: Any, path: Any, *_: Any) -> None:
-        if not isinstance(path, int) and self._is_inside(path) and not Path(path).is_dir():
-            self._see(path)
-
-    def _after_fsync(self, _result: None, fd: int) -> None:
-        if (node := self._known(fd)) is not None:
-            self.changes.append(Change(synced=node))
-
-    def _after_link(self, _result: None, source: Any, target: Any) -> None:
-        if (node := self._node_of(source)) is not None:
-            self._name((*self._place(target), node))
-
-    def _after_unlink(self, _result: None, path: Any) -> None:
-        if self._is_inside(path):
-            self._name((*self._place(path), None))
-
-    def _after_mkdir(self, _result: None, path: Any, *_: Any) -> None:
-        if self._is_inside(path):
-            self._see(path)
-
-    def _see(self, path: Any) -> None:
-        """A file or folder that an open or mkdir may have made."""
-        about = os.lstat(path)
-        folder, name = self._place(path)
-        node = self._nodes.get(about.st_ino)
+    def _look(self) -> None:
         # The number of a file that is gone may be given to a new one.
-        if node is None or self._names.get((folder, name)) != node:
-            self._last += 1
-            node = self._nodes[about.st_ino] = self._last
-            self._name((folder, name, node))
-        self._changed(path)
-
-    def _changed(self, where: Any) -> None:
-        node = self._known(where)
-        if node is None or node == ROOT:
-            return
-        path = Path(f"/proc/self/fd/{where}" if isinstance(where, int) else where)
-        if not path.is_dir():
-            with _raw(path) as file:
-                content = file.read()
-            if self._contents.get(node) != content:
-                self._contents[node] = content
-                self.changes.append(Change(node=node, content=content))
-
-    def _name(self, *names: tuple[int, str, int | None]) -> None:
-        self._names.update({(folder, name): node for folder, name, node in names})
-        self.changes.append(Change(names=names))
-
-    def _place(self, path: Any) -> tuple[int, str]:
-        path = Path(path).absolute()
-        return self._nodes[path.parent.stat().st_ino], path.name
-
-    def _node_of(self, path: Any) -> int | None:
-        return self._nodes[os.lstat(path).st_ino] if self._is_inside(path) else None
-
-    def _known(self, where: Any) -> int | None:
-        about = os.stat(where)  # noqa: PTH116 - also of a descriptor
-        return self._nodes.get(about.st_ino) if about.st_dev == self._device else None
-
-    def _is_inside(self, path: Any) -> bool:
-        return Path(path).absolute().is_relative_to(self._root)
-
-
-_raw = io.FileIO  # opens without the functions that are replaced
+        known, self._nodes = self._nodes, {self._root.stat().st_ino: ROOT}
+        names: dict[tuple[int, str], int] = {}
+        for folder, folders, files in os.walk(self._root):
+            parent = self._nodes[Path(folder).stat().st_ino]
+            for name in folders + files:
+                path = Path(folder, name)
+                inode = path.lstat().st_ino
+                if inode not in self._nodes:
+                    self._nodes[inode] = known.get(inode) or next(self._count)
+                node = names[parent, name] = self._nodes[inode]
+                if name in files:
+                    with io.FileIO(path) as file:  # the one opening that is not watched
+                        content = file.read()
+                    if self._contents.get(node) != content:
+                        self._contents[node] = content
+                        self.changes.append(Change(node=node, content=content))
+        gone = [(*place, None) for place in self._names.keys() - names.keys()]
+        new = [(*place, node) for place, node in names.items() if self._names.get(place) != node]
+        self._names = names
+        if gone or new:
+            self.changes.append(Change(names=(*gone, *new)))
 
 
 @dataclass
@@ -246,9 +192,3 @@ def last_tree(changes: list[Change]) -> dict[str, bytes | None]:
     for change in changes:
         disk.apply(change)
     return disk.tree(frozenset(), disk.contents.__getitem__)
-
-
-@contextmanager
-def recording(root: Path) -> Iterator[Recorder]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Recorder(root, patch)
