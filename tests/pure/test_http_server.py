@@ -13,18 +13,15 @@ from elastic.report.agent_pages import AgentPages
 from elastic.report.http_server import MOST_THREADS, Answer, HttpServer
 from elastic.testing.fakes import FakeClock
 
+LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
+PAGES = {"/ok": lambda accept: Answer(body=f"accepts {accept}".encode()), "/bad": lambda _accept: 1 / 0}
+
 
 @pytest.fixture
-def serve():
-    made = []
-
-    def start(pages):
-        made.append(HttpServer(ListenAddress(host="127.0.0.1", port=0), pages))
-        return made[-1].address
-
-    yield start
-    for each in made:
-        each.stop()
+def address():
+    server = HttpServer(LOOPBACK, PAGES)
+    yield server.address
+    server.stop()
 
 
 def ask(address, text: bytes) -> bytes:
@@ -32,9 +29,6 @@ def ask(address, text: bytes) -> bytes:
     with socket.create_connection((address.host, address.port), timeout=60) as client:
         client.sendall(text)
         return b"".join(iter(lambda: client.recv(2**16), b""))
-
-
-PAGES = {"/ok": lambda accept: Answer(body=f"accepts {accept}".encode())}
 
 
 @pytest.mark.parametrize(
@@ -49,21 +43,19 @@ PAGES = {"/ok": lambda accept: Answer(body=f"accepts {accept}".encode())}
         (b"GET /ok HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"HTTP/1.0 431 "),
     ],
 )
-def test_each_request_gets_an_answer_or_an_end(serve, text, begins):
+def test_each_request_gets_an_answer_or_an_end(address, text, begins):
     try:
-        assert ask(serve(PAGES), text).startswith(begins)
+        assert ask(address, text).startswith(begins)
     except ConnectionError:  # it was closed before all of it was read
         assert len(text) > 60_000
 
 
-def test_an_answer_fits_what_is_accepted_a_failing_page_says_so(serve):
-    address = serve(PAGES | {"/bad": lambda _accept: 1 / 0})
+def test_an_answer_fits_what_is_accepted_a_failing_page_says_so(address):
     assert ask(address, b"GET /ok HTTP/1.1\r\nAccept: a/b\r\n\r\n").endswith(b"\r\n\r\naccepts a/b")
     assert ask(address, b"GET /bad HTTP/1.1\r\n\r\n").endswith(b"ZeroDivisionError: division by zero\n")
 
 
-def test_silent_clients_cost_no_more_than_their_threads(serve):
-    address = serve(PAGES)
+def test_silent_clients_cost_no_more_than_their_threads(address):
     where = address.host, address.port
     silent = [socket.create_connection(where, timeout=60) for _ in range(MOST_THREADS)]
     with suppress(ConnectionError):
@@ -79,16 +71,16 @@ def test_an_address_of_another_machine_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [("127.0.0.1:9100", "127.0.0.1", 9100), ("[::1]:0", "::1", 0), ("node-1.a_b:65535", "node-1.a_b", 65535)],
+    ("host", "port", "text"),
+    [("127.0.0.1", 9100, "127.0.0.1:9100"), ("::1", 0, "[::1]:0"), ("node-1.a_b", 65535, "node-1.a_b:65535")],
 )
-def test_an_address_is_read_and_written(text, host, port):
-    found = ListenAddress.parse(text)
-    assert (found.host, found.port, str(found)) == (host, port, text)
+def test_an_address_is_read_and_written(host, port, text):
+    found = ListenAddress(host=host, port=port)
+    assert (ListenAddress.parse(text), str(found)) == (found, text)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "9100", ":9100", "host:", "host:65536", "::1:9100", "[::1]", "a b:1", "h:1x"]
+    "text", ["", "9100", ":9100", "host:", "h:65536", "::1:9100", "[::1]", "a b:1", "h:1x"]
 )
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(UsageError, match="expected HOST:PORT such as"):
@@ -98,7 +90,7 @@ def test_what_is_no_address_is_refused(text):
 def test_probes_tell_a_still_loop_from_a_node_not_training():
     clock = FakeClock()
     health = AgentHealth(clock)
-    pages = AgentPages(ListenAddress(host="127.0.0.1", port=0))
+    pages = AgentPages(LOOPBACK)
 
     def statuses():
         return [int(pages._healthz("").status), int(pages._readyz("").status)]

@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,18 +28,15 @@ def lines(steps) -> bytes:
 
 def dumb_cut(data: bytes, step: int) -> list[int]:
     """Keep the complete lines of steps up to `step`, reading every one of them."""
-    records = [
-        json.loads(line) for line in data.split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")
-    ]
+    records = map(json.loads, data.split(b"\n")[:-1])
     return [record["step"] for record in records if record["step"] <= step]
 
 
-@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 45), st.integers(0, 40), st.data())
-def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, torn_bytes, data):
+@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 45), st.integers(0, 40))
+def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, torn_bytes):
     """The search starts at the end. The last line may be torn at any byte."""
     steps = list(range(first, first + count))
-    whole = lines(steps)
-    content = whole + lines([first + count])[: min(torn_bytes, len(lines([first + count])) - 1)]
+    content = lines(steps) + lines([first + count])[:-1][:torn_bytes]
 
     cut, rewound = _cut(content, step)
 
@@ -50,18 +48,22 @@ def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, tor
     assert cut == 0 or content[cut - 1 : cut] == b"\n"
 
 
+def written(path, generation, resumed, steps):
+    metrics = Metrics(path, generation=generation)
+    rewound = metrics.rewind(resumed)
+    for step in steps:
+        metrics.append(StepLine(step=step))
+    return rewound
+
+
 def test_an_older_file_stays_until_a_newer_one_has_its_steps(tmp_path):
     """Generation 1 reached step 9, 2 and 3 fall back to step 4: after the second fault its file
     alone shows how far the run had come. Generation 4 brings the state of step 8.
     """
-    path = tmp_path / "metrics.jsonl"
-    found = []
+    path, found = tmp_path / "metrics.jsonl", []
     for generation, (resumed, reached) in enumerate([(0, 9), (4, 5), (5, 6), (8, 10), (10, 10), (10, 10)], 1):
-        metrics = Metrics(path, generation=generation)
-        rewound = metrics.rewind(resumed)
+        rewound = written(path, generation, resumed, range(resumed + 1, reached + 1))
         found.append((rewound.highest, rewound.ever, rewound.missing))
-        for step in range(resumed + 1, reached + 1):
-            metrics.append(StepLine(step=step))
     assert found[:4] == [(0, 0, 0), (9, 9, 0), (5, 9, 0), (6, 9, 2)]
     names = [each.name for each in sorted(tmp_path.glob(".metrics-*"))]
     assert names == [".metrics-000005.jsonl", ".metrics-000006.jsonl"]
@@ -71,10 +73,7 @@ def test_an_older_file_stays_until_a_newer_one_has_its_steps(tmp_path):
 def test_a_line_that_is_there_is_not_added_again(tmp_path, there):
     """The file lacks step 7, and has step 9 or not; a snapshot kept the line of step 9."""
     path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, generation=1)
-    first.rewind(0)
-    for step in [*range(1, 7), *there]:
-        first.append(StepLine(step=step))
+    written(path, 1, 0, [*range(1, 7), *there])
     point = ResumePoint(step=9, chain="", source="snapshot", line=StepLine(step=9))
     resume._rewind(Metrics(path, generation=2), point)
     assert [line.step for line in read(path)] == [*range(1, 7), 8, 9]
@@ -146,7 +145,7 @@ def test_on_a_full_disk_a_death_costs_waiting_lines_alone(operations):
             found = [line.step for line in read(path)]
             assert found == sorted(set(found)) and set(kept) <= set(found)
         assert {*kept} <= {*found} <= {*range(reached + 1)}
-        assert {*kept} <= {*found} and found[-1] == reached and not writer._file._waiting
+        assert found[-1] == reached and not writer._file._waiting
         writer.sync()
         assert path.read_bytes().count(b"\n") == len(found)
 
@@ -158,11 +157,8 @@ def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
     log = EventLog(tmp_path / "events", node="n", clock=FakeClock())
     log.record(RecipeEvent(own_name="epoch_done", values=values))
 
-    def refuse(name):
-        raise AssertionError(name)
-
     names = ".metrics-000001", "events"
-    line, event = (json.loads((tmp_path / name).read_text(), parse_constant=refuse) for name in names)
+    line, event = (msgspec.json.decode((tmp_path / name).read_bytes()) for name in names)
     assert (line["loss"], line["norms"], event["norms"]) == (None, [None, 1.0], [None, 1.0])
 
 

@@ -27,25 +27,26 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "elastic-train.json"
 
 
+def write_lines(run, generation, time_of, **values):
+    lines = Metrics(run.metrics, generation=generation)
+    lines.rewind(min(time_of) - 1)
+    for step, time in time_of.items():
+        lines.append(StepLine(step=step, generation=generation, time=time, seconds=0.75, **values))
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run that was recovered once and saved."""
     run = RunDir.parse(str(tmp_path / "run"))
     record(run, "generation_started", 1, 100.0, cause="start")
     record(run, "run_started", 1, 100.5, steps=9)
-    lines = Metrics(run.metrics, generation=1)
-    lines.rewind(0)
-    for step in (1, 2):
-        lines.append(StepLine(step=step, loss=0.5, generation=1, time=100.5 + step, seconds=0.75))
+    write_lines(run, 1, {1: 101.5, 2: 102.5}, loss=0.5)
     record(run, "checkpoint_committed", 1, 102.6, step=2)
     record(run, "worker_exited", 1, 103.0)
     record(run, "generation_ended", 1, 103.1)
     record(run, "generation_started", 2, 103.5, cause="failure", nodes=["a", "b"], world_size=2)
-    lines = Metrics(run.metrics, generation=2)
-    lines.rewind(1)
     record(run, "restored", 2, 104.0, step=1, lost_steps=1)
-    for step in (2, 3):
-        lines.append(StepLine(step=step, loss=None, generation=2, time=103.0 + step, seconds=0.75))
+    write_lines(run, 2, {2: 105.0, 3: 106.0}, loss=None)
     record(run, "first_step", 2, 106.0, step=3)
     record(run, "rehearsed", 2, 106.5, step=3, verdict="alike")
     record(run, "overlapped", 2, 106.6, step=3, verdict="once")
@@ -120,9 +121,8 @@ def test_a_slow_rank_of_the_newest_generation_has_its_share():
             for n in range(60)
         ]
     found = values_of(RunSeries(LABELS, {}).families(viewed(events, lines)))
-    assert {key: value for key, value in found.items() if key[0] == "elastic_slow_rank_ratio"} == {
-        ("elastic_slow_rank_ratio", "1", "b"): 0.5
-    }
+    name = "elastic_slow_rank_ratio"
+    assert {key: value for key, value in found.items() if key[0] == name} == {(name, "1", "b"): 0.5}
 
 
 def test_each_cause_of_a_generation_has_its_counter():
@@ -206,10 +206,8 @@ def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory
         if is_looked_at:
             seen.append(values_of(series.families(view_of(reader.read()))))
     late = view_of(read_run(run))
-    seen += [
-        values_of(series.families(view_of(reader.read()))),
-        values_of(RunSeries(LABELS, {}).families(late)),
-    ]
+    seen.append(values_of(series.families(view_of(reader.read()))))
+    seen.append(values_of(RunSeries(LABELS, {}).families(late)))
     reader.close()
     names = {key for found in seen for key in found if key[0].endswith(("_total", "_count", "_bucket"))}
     for before, after in pairwise(seen[:-1]):
@@ -217,8 +215,7 @@ def test_totals_are_those_of_the_report_and_counters_never_fall(tmp_path_factory
     # The lines of lost steps are gone, so that who comes late may have fewer in the histogram.
     exact = {key for key in names if not key[0].endswith("_bucket") and "step_duration" not in key[0]}
     assert {key: seen[-1].get(key) for key in exact} == {key: seen[-2].get(key) for key in exact}
-    assert seen[-1]["elastic_steps_total",] == max(
-        [0, *(item[1] for item in items if isinstance(item, tuple))]
-    )
+    trained = (item[1] for item in items if isinstance(item, tuple))
+    assert seen[-1]["elastic_steps_total",] == max(trained, default=0)
     recovered = {key[1]: value for key, value in seen[-1].items() if key[0] == "elastic_recoveries_total"}
     assert sum(recovered.values()) == sum(each.step is not None for each in late.recoveries)

@@ -31,7 +31,7 @@ KILLED = [
     logged("run_started", 101.0, steps=20, epochs=4, seed=0, global_batch=8, shards=8),
     logged("restored", 101.0, step=0, source="none", lost_steps=0, seconds=0.1),
     logged("first_step", 102.0, step=1),
-    logged("worker_exited", 110.1, rank=1, pid=7, code=None, signal="SIGKILL", victim=False),
+    logged("worker_exited", 110.1, rank=1, signal="SIGKILL"),
     logged("generation_ended", 110.2, cause="failure", step=8),
     started(110.5, 2, "failure", world_size=1),
     logged("restored", 111.0, 2, step=6, source="checkpoint", lost_steps=2, seconds=0.3),
@@ -52,10 +52,7 @@ def test_a_step_that_only_survivors_finished_does_not_count():
     first, second = summarise([*begin, *after], KILLED_STEPS)["generations"]
     assert (first["last_step"], second["first_step"]) == (8, 7)
 
-    dies = [
-        started(110.25, 2, "node lost"),
-        logged("generation_ended", 110.3, 2, node="n2", cause="x", step=0),
-    ]
+    dies = [started(110.25, 2, "node lost"), logged("generation_ended", 110.3, 2, node="n2", step=0)]
     later = [logged(each.event.name, each.time, 3, **each.event.fields()) for each in after]
     lines = [step(n, 101.0 + n, 1 if n < 7 else 3) for n in range(1, 11)]
     found = summarise([*begin, *dies, *later], lines)["generations"]
@@ -73,11 +70,9 @@ def test_an_epoch_that_is_not_whole_is_not_complete(steps, epochs):
 
 def test_a_run_that_failed_says_why_until_it_goes_on():
     """A resume begins a generation of its own, and its end is the one that counts."""
-    end = logged("run_failed", 120.0, 2, exit_code=1, reason="rank 0 ended with exit code 1 (no data)")
-    assert summarise([*KILLED, end], KILLED_STEPS)["failed"] == {
-        "exit_code": 1,
-        "reason": "rank 0 ended with exit code 1 (no data)",
-    }
+    why = {"exit_code": 1, "reason": "rank 0 ended with exit code 1 (no data)"}
+    end = logged("run_failed", 120.0, 2, **why)
+    assert summarise([*KILLED, end], KILLED_STEPS)["failed"] == why
     assert summarise([*KILLED, end, started(121.0, 3, "resume")], KILLED_STEPS)["failed"] is None
 
 
@@ -141,21 +136,18 @@ def test_divergences_are_listed_with_who_was_wrong():
     """Step 40 was judged, and either of two nodes was wrong; the run ended over step 90, which is
     the recipe's; step 95 of another attempt was never done again.
     """
-    found = summarise(
-        [
-            started(100.0, 1, "start"),
-            logged("divergence_detected", 101.0, step=40, entry="m.w", ranks=[[0], [1]]),
-            logged("divergence_judged", 102.0, 2, step=40, entry="m.w", nodes=["a", "b"], verdict="machine"),
-            logged("divergence_judged", 103.0, 3, step=90, entry="m.v", nodes=[], verdict="recipe"),
-            logged("divergence_detected", 104.0, 4, step=95, entry="", ranks=[[0], [1]]),
-        ],
-        [],
-    )
-    assert found["divergences"] == [
-        {"step": 40, "node": "a", "entry": "m.w", "verdict": "machine"},
-        {"step": 40, "node": "b", "entry": "m.w", "verdict": "machine"},
-        {"step": 90, "node": None, "entry": "m.v", "verdict": "recipe"},
-        {"step": 95, "node": None, "entry": "", "verdict": None},
+    events = [
+        started(100.0, 1, "start"),
+        logged("divergence_detected", 101.0, step=40, entry="m.w"),
+        logged("divergence_judged", 102.0, 2, step=40, entry="m.w", nodes=["a", "b"], verdict="machine"),
+        logged("divergence_judged", 103.0, 3, step=90, entry="m.v", nodes=[], verdict="recipe"),
+        logged("divergence_detected", 104.0, 4, step=95, entry=""),
+    ]
+    found = summarise(events, [])["divergences"]
+    assert [tuple(each[name] for name in ("step", "node", "entry", "verdict")) for each in found] == [
+        *((40, node, "m.w", "machine") for node in "ab"),
+        (90, None, "m.v", "recipe"),
+        (95, None, "", None),
     ]
 
 
@@ -163,12 +155,7 @@ def test_jobs_that_started_nodes_are_reported_with_restarts():
     """A task of an array after it was requeued; a job outside an array."""
     task = {"scheduler": "slurm", "job": "14", "array_job": "12", "array_task": 3, "host": "gpu-7"}
     plain = {"scheduler": "slurm", "job": "15", "array_job": None, "array_task": None, "host": ""}
-    events = [
-        logged("node_scheduled", 99.0, 0, "n2", **task, restarts=1),
-        logged("node_scheduled", 112.0, 0, "n3", **plain, restarts=None),
-        *KILLED,
-    ]
-    assert summarise(events, KILLED_STEPS)["scheduled"] == [
-        {"node": "n2", **task, "restarts": 1},
-        {"node": "n3", **plain, "restarts": None},
-    ]
+    jobs = [("n2", task | {"restarts": 1}), ("n3", plain | {"restarts": None})]
+    events = [logged("node_scheduled", 99.0, 0, node, **job) for node, job in jobs]
+    found = summarise([*events, *KILLED], KILLED_STEPS)["scheduled"]
+    assert found == [{"node": node} | job for node, job in jobs]
