@@ -13,23 +13,17 @@ from elastic.errors import UsageError
 from elastic.proof.evidence import TraceLine
 
 OPTIONS = CheckOptions(recipe="r.py", recipe_args=(), steps=None, as_json=False)
+NOTE = "note: model.queue: a buffer"
 ERROR = "Traceback (most recent call last):\n  File\nValueError: no"
 
 
 def lines(trained, steps=32):
-    return [
-        TraceLine(
-            step=step,
-            generation=1,
-            world_size=1,
-            steps=steps,
-            shards=4,
-            entries={"model.a": str(step)},
-            epoch=(step - 1) // 4,
-            notes=["note: model.queue: a buffer"] * (step == 1),
-        )
-        for step in range(1, trained + 1)
-    ]
+    first = TraceLine(step=1, generation=1, world_size=1, steps=steps, shards=4, entries={}, notes=[NOTE])
+    later = (
+        replace(first, step=step, epoch=(step - 1) // 4, entries={"model.a": str(step)}, notes=[])
+        for step in range(2, trained + 1)
+    )
+    return [first, *later][:trained]
 
 
 def ended(code, trained=8, words="", stopped=None):
@@ -81,7 +75,7 @@ def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
     assert (found.result, found.steps, found.steps_of_run) == (Result.EXACT, 8, 8)
     assert checks.steps == {9}  # a run that does not end itself must not be cut off where the calm one ended
     assert rows[0].note.startswith("all 8 steps, after which the recipe ends the run")
-    assert command.verdict(found).startswith("note: model.queue: a buffer\nexact: every run left")
+    assert command.verdict(found).startswith(f"{NOTE}\nexact: every run left")
     assert not any("the steps after" in part for part in found.not_compared)
 
 

@@ -1,6 +1,7 @@
 """The launcher's variables become one value, or an error that names the malformed variable."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -52,15 +53,15 @@ def test_torchrun_gives_ranks_and_without_it_there_is_one(bare):
 
     def seen():
         found = environment.read()
-        return [found.rank, found.world_size, found.local_rank, found.local_world_size], found.master
+        return found.rank, found.world_size, found.local_rank, found.local_world_size, found.master
 
-    assert seen() == ([0, 1, 0, 1], None)
+    assert seen() == (0, 1, 0, 1, None)
     for name, value in NUMBERS.items():
         bare.setenv(name, value)
     bare.setenv("MASTER_ADDR", "localhost")
-    assert seen() == ([5, 8, 1, 4], ("localhost", 0))
+    assert seen() == (5, 8, 1, 4, ("localhost", 0))
     bare.setenv(PREFLIGHT, "/tmp/answer")  # of an agent that torchrun started: it never joins a group
-    assert seen() == ([0, 1, 0, 1], None)
+    assert seen() == (0, 1, 0, 1, None)
 
 
 def test_the_link_to_the_agent_survives_the_environment(bare):
@@ -82,17 +83,10 @@ def test_a_variable_that_is_not_a_number_is_named(bare, name, value):
         environment.read()
 
 
-@pytest.mark.parametrize(
-    ("values", "job"),
-    [
-        ({}, None),
-        ({"JOB_ID": "7"}, NodeScheduled(scheduler="slurm", job="7")),
-        (
-            # Numbers that are none are unknown, and refuse nothing.
-            {"JOB_ID": "7", "ARRAY_JOB_ID": "6", "ARRAY_TASK_ID": "x", "RESTART_COUNT": "-1"},
-            NodeScheduled(scheduler="slurm", job="7", array_job="6", restarts=None),
-        ),
-    ],
-)
-def test_slurm_says_which_job_started_a_process(values, job):
-    assert NodeScheduled.by_slurm({f"SLURM_{name}": value for name, value in values.items()}) == job
+def test_slurm_says_which_job_started_a_process():
+    """Numbers that are none are unknown, and refuse nothing."""
+    job = NodeScheduled(scheduler="slurm", job="7")
+    values = {"SLURM_JOB_ID": "7"}
+    assert (NodeScheduled.by_slurm({}), NodeScheduled.by_slurm(values)) == (None, job)
+    values |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "x", "SLURM_RESTART_COUNT": "-1"}
+    assert NodeScheduled.by_slurm(values) == replace(job, array_job="6", restarts=None)

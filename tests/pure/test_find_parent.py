@@ -24,18 +24,12 @@ CLOCK = SystemClock()
 NEW = RunDir.parse("/runs/new")
 
 
-def state_of(value: float) -> State:
-    module = nn.Linear(2, 1)
-    nn.init.constant_(module.weight, value)
-    return State(model=module)
-
-
 @pytest.fixture
 def first(tmp_path) -> Path:
     """A run whose states of the steps 10, 20 and 30 are committed."""
     folder = begin_run(tmp_path / "first", IDENTITY)
     for step in (10, 20, 30):
-        commit_in(folder, IDENTITY, step, state_of(step))
+        commit_in(folder, IDENTITY, step, State(model=nn.Linear(2, 1)))
     return folder
 
 
@@ -54,7 +48,7 @@ def test_without_a_step_the_newest_state_that_verifies_is_taken(first, spoil):
     """What is passed over is said. One of another run, copied there by hand, is none."""
     said: list[str] = []
     assert (found_in(str(first), said), said) == (30, [])
-    commit_in(first, replace(IDENTITY, seed=99), 40, state_of(0.0))
+    commit_in(first, replace(IDENTITY, seed=99), 40, State(model=nn.Linear(2, 1)))
     spoil(first, 30)
     assert found_in(str(first), said) == 20
     assert said[0].startswith(f"step 40 of {first} is not used: it is of another run")
@@ -122,9 +116,9 @@ def test_a_resume_keeps_the_parent_that_was_recorded(first):
     origin = Origin.parse(f"{first}:model")
     begun = parent_of(None, origin, NEW, CLOCK, print)
     recorded = replace(IDENTITY, parent=begun)
-    commit_in(first, IDENTITY, 50, state_of(0.0))
-    assert parent_of(recorded, origin, NEW, CLOCK, print) == begun
-    assert parent_of(recorded, None, NEW, CLOCK, print) == begun
+    commit_in(first, IDENTITY, 50, State(model=nn.Linear(2, 1)))
+    for named in (origin, None):
+        assert parent_of(recorded, named, NEW, CLOCK, print) == begun
     (first / "run.json").unlink()
     assert parent_of(recorded, replace(origin, step=30), NEW, CLOCK, print) == begun
 

@@ -65,9 +65,8 @@ def test_a_rank_is_named_with_its_node_of_that_generation():
 
 
 def test_the_fields_of_a_line_are_read_back():
-    one = line(1, [0.25, 0.125, 0.5])
+    one = parse(line(1, [0.25, 0.125, 0.5]).to_json())
     assert (one.slowest_rank, one.slowest_s, one.others_s) == (2, 0.5, 0.1875)
-    assert parse(one.to_json()) == one
 
 
 def test_a_ranks_own_seconds_leave_out_its_waits():

@@ -13,11 +13,10 @@ from elastic.report.figures import status_json
 NOW = 1000.0
 
 
-def status(events, newest, beat_ages_s, now):
+def status(events, newest, beat_ages_s):
     """What `status --json` prints: as plain JSON."""
-    return json.loads(
-        json.dumps(status_json(viewed(events, newest=newest, beats=beat_ages_s, now=now)), default=asdict)
-    )
+    view = viewed(events, newest=newest, beats=beat_ages_s, now=NOW)
+    return json.loads(json.dumps(status_json(view), default=asdict))
 
 
 START = [
@@ -30,7 +29,7 @@ START = [
 
 
 def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
-    found = status(START, StepLine(step=120), {"n1": 0.5, "n2": 9.0}, NOW)
+    found = status(START, StepLine(step=120), {"n1": 0.5, "n2": 9.0})
 
     assert found == {
         "state": "running",
@@ -84,41 +83,38 @@ YOUNG, OLD = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.
     ],
 )
 def test_the_state_follows_from_events_beats_and_steps(later, beat_ages_s, newest, state):
-    assert status([*START, *later], newest, beat_ages_s, NOW)["state"] == state
+    assert status([*START, *later], newest, beat_ages_s)["state"] == state
 
 
 def test_a_run_with_a_silent_node_has_the_workers_left():
     """It waits for another node; the place to meet shows no beats of the dead one any more."""
     for beats in ({"n1": 1.0, "n2": 37.0}, {"n1": 1.0}):
-        found = status(START, None, beats, NOW)
+        found = status(START, None, beats)
         assert (found["state"], found["world_size"]) == ("running", 1)
         assert [worker["node"] for worker in found["workers"]] == ["n1"]
-    found = status(START, None, {"n9": 1.0}, NOW)
+    found = status(START, None, {"n9": 1.0})
     assert (found["state"], found["world_size"], found["workers"]) == ("running", 0, [])
 
 
 def test_workers_of_an_older_generation_are_not_listed():
     later = [
         logged("generation_started", 960.0, 2, world_size=2, nodes=["n1", "n2"], cause="failure"),
-        logged("worker_started", 961.0, 2, rank=0, pid=20),
-        logged("worker_started", 961.0, 2, rank=1, pid=21),
-        logged("worker_exited", 970.0, 2, rank=1, pid=21, code=1, signal=None, victim=False),
+        *(logged("worker_started", 961.0, 2, rank=rank, pid=20 + rank) for rank in (0, 1)),
+        logged("worker_exited", 970.0, 2, rank=1, pid=21, code=1),
     ]
-
-    assert status([*START, *later], None, {"n1": 0.1}, NOW)["workers"] == [
-        {"rank": 0, "node": "n1", "pid": 20}
-    ]
+    (found,) = status([*START, *later], None, {"n1": 0.1})["workers"]
+    assert found == {"rank": 0, "node": "n1", "pid": 20}
 
 
 def test_a_run_ended_early_by_its_recipe_is_finished():
     """Also the report; and an end that was taken back (its step is not the last one) is none."""
     end = logged("stopped", 989.0, step=9, steps=560, reason="enough")
     finished = logged("run_finished", 990.0, steps=9, epochs=0, digest="d")
-    found = status([*START, end, finished], StepLine(step=9), {}, NOW)
+    found = status([*START, end, finished], StepLine(step=9), {})
     assert (found["state"], found["step"], found["steps"]) == ("finished", 9, 560)
     assert found["stopped"] == {"step": 9, "steps": 560, "reason": "enough"}
     assert asdict(viewed([*START, end, finished]).stopped) == found["stopped"]
 
     later = logged("run_finished", 995.0, steps=560, epochs=8, digest="d")
-    assert status([*START, end, later], StepLine(step=560), {}, NOW)["stopped"] is None
-    assert status([*START, end], StepLine(step=9), {}, NOW)["stopped"] is None
+    assert status([*START, end, later], StepLine(step=560), {})["stopped"] is None
+    assert status([*START, end], StepLine(step=9), {})["stopped"] is None

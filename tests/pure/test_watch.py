@@ -14,16 +14,15 @@ from elastic.observe import console
 from elastic.observe.step_line import StepLine
 from elastic.report.live import drawn
 
+HOSTILE = "b[red]\x1b[31m"
 EVENTS = [
     started(100.0, 1, "start", "ab"),
-    logged("run_started", 100.5, steps=20, epochs=1, seed=0, global_batch=8, shards=8),
-    logged("worker_started", 100.1, 1, "a", rank=0, pid=7),
-    logged("worker_started", 100.1, 1, "b", rank=1, pid=8),
-    logged("worker_exited", 106.9, 1, "b", rank=1, pid=8, code=None, signal="SIGKILL", victim=False),
+    logged("run_started", 100.5, steps=20),
+    *(logged("worker_started", 100.1, 1, node, rank=rank, pid=7) for rank, node in enumerate("ab")),
+    logged("worker_exited", 106.9, 1, "b", rank=1, signal="SIGKILL"),
     logged("generation_ended", 107.0, cause="failure", step=6),
     started(107.1, 2, "failure", "ab"),
-    logged("worker_started", 107.1, 2, "a", rank=0, pid=9),
-    logged("worker_started", 107.1, 2, "b[red]\x1b[31m", rank=1, pid=10),
+    *(logged("worker_started", 107.1, 2, node, rank=rank) for rank, node in enumerate(("a", HOSTILE))),
     logged("restored", 107.2, 2, step=6, source="snapshot", lost_steps=0, seconds=0.1),
     logged("first_step", 108.2, 2, step=7),
     logged("checkpoint_committed", 108.5, 2, step=7, size_bytes=1, seconds=0.1, digest="d"),
@@ -71,18 +70,16 @@ def test_a_loss_has_the_same_words_in_each_view(loss, words):
 
 
 def test_while_nodes_wait_for_others_no_time_is_left():
+    """Also where the run has not begun."""
     text = shown(events=[*EVENTS, logged("generation_ended", 109.0, 2, cause="node lost", step=7)])
     assert "2, 0 workers" in text and " left" not in text
-
-
-def test_a_run_that_has_not_begun_is_shown():
     text = shown(events=[], lines=[])
     assert "0 of an unknown number" in text and "0 workers" in text
 
 
 def test_the_newest_event_stands_above_and_commands_no_terminal():
     """A small terminal shows the beginning."""
-    failed = logged("worker_failed", 109.0, 2, "b[red]\x1b[31m", rank=5, message="uncorrectable ECC")
+    failed = logged("worker_failed", 109.0, 2, HOSTILE, rank=5, message="uncorrectable ECC")
     out = io.StringIO()
     Console(file=out, width=40).print(drawn("runs/x", viewed([*EVENTS, failed], LINES), "a reason"))
     lines = out.getvalue().splitlines()
