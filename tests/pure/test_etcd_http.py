@@ -1,6 +1,7 @@
 """A call to etcd has the right address, credentials and limits, whatever answers there."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from etcd_servers import free_port
@@ -11,20 +12,6 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import EtcdHttp
 from elastic.testing.fakes import FakeClock
-
-
-@pytest.fixture
-def answers(monkeypatch):
-    """A function of (url, timeout) that answers with (status, data) in place of a server."""
-
-    def install(answer):
-        def request(_pool, _method, url, *, timeout, **_):
-            status, data = answer(url, timeout)
-            return type("Response", (), {"status": status, "data": data})()
-
-        monkeypatch.setattr(etcd_http.urllib3.PoolManager, "request", request)
-
-    return install
 
 
 def test_wrong_credentials_and_addresses_are_usage_errors(tmp_path):
@@ -41,14 +28,15 @@ def test_wrong_credentials_and_addresses_are_usage_errors(tmp_path):
     [
         (200, b"<html>"),
         (200, b"[]"),
+        (200, b"{}"),
         (404, b"not found"),
         (500, b'{"message": "x"}'),
         (302, b"{}"),
-        (200, b"{}"),
     ],
 )
-def test_an_answer_of_another_program_is_a_failure(answers, status, data):
-    answers(lambda _url, _timeout: (status, data))
+def test_an_answer_of_another_program_is_a_failure(status, data, monkeypatch):
+    answer = SimpleNamespace(status=status, data=data)
+    monkeypatch.setattr(etcd_http.urllib3.PoolManager, "request", lambda *_words, **_options: answer)
     with pytest.raises(BackendFailed):
         EtcdBackend("a", "g", {}).read()
 

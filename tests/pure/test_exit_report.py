@@ -32,8 +32,8 @@ def test_a_leaving_node_says_whether_others_have_its_steps(
     saved_step, agent, code, text, capsys, monkeypatch
 ):
     """Step 9 is the last that it knows of."""
-    record = SimpleNamespace(step=saved_step) if saved_step else None
-    monkeypatch.setattr(exit_report, "newest_checkpoint", lambda _parts, **_: record)
+    saved = SimpleNamespace(step=saved_step)
+    monkeypatch.setattr(exit_report, "newest_checkpoint", lambda _parts, **_: saved)
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=RunDir.parse("run")),
         difference="",

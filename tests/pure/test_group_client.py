@@ -180,52 +180,36 @@ def test_nodes_that_come_together_are_let_in_together(there, arrivals_s, window_
     assert next(at for at in ticks if admits(at, [each for each in arrivals_s if each <= at])) == admitted_s
 
 
-@pytest.fixture
-def joining(there, monkeypatch):
-    """A node that joins generations whose store another one serves."""
-    rendezvous, _, _, client = there
-    rendezvous.joined = []
-
-    def join(_interrupted):
-        rendezvous.joined.append(generation((A, B), cause=NODE_LOST, rank=1))
-        return rendezvous.joined[-1]
-
-    rendezvous.join, answers = join, []
-
-    def connect(_where, timeout):
-        answer = answers.pop(0) if answers else TimeoutError("timed out")
-        if answer is not None:
-            raise answer
-        return SimpleNamespace(close=lambda: None)
-
-    monkeypatch.setattr(group_client.socket, "create_connection", connect)
-
-    def joins():
-        return client.join(lambda: False, meanwhile=lambda: None)
-
-    return rendezvous, answers, joins
-
-
 @pytest.mark.parametrize(
-    ("before", "is_open", "entered"),
+    ("answers", "is_open", "entered"),
     [
         ([TimeoutError("lost"), None], True, 0),
         # It is reached: its worker has ended, which its own agent reports.
         ([TimeoutError("lost"), ConnectionRefusedError("refused")], True, 0),
         # The node that serves its store died; another one has found that.
         ([TimeoutError("timed out"), None], False, 1),
+        ([], True, None),
     ],
 )
-def test_a_node_enters_where_the_machine_of_the_store_answers(joining, before, is_open, entered):
-    rendezvous, answers, joins = joining
-    rendezvous.watch = lambda: replace(WATCH, open=is_open)
-    answers += before
-    assert joins() is rendezvous.joined[entered]
+def test_a_node_enters_where_the_machine_of_the_store_answers(there, answers, is_open, entered, monkeypatch):
+    """Another node serves the store; where it is never reached, this one gives up."""
+    rendezvous, clock, _, client = there
+    joined, left, began_s = [], list(answers), clock.now
 
+    def join(_interrupted):
+        joined.append(generation((A, B), cause=NODE_LOST, rank=1))
+        return joined[-1]
 
-def test_a_node_that_reaches_no_store_gives_up(there, joining):
-    rendezvous, _, joins = joining
-    began_s = there[1].now
+    def connect(_where, timeout):
+        if (answer := left.pop(0) if left else TimeoutError("timed out")) is not None:
+            raise answer
+        return SimpleNamespace(close=lambda: None)
+
+    rendezvous.join, rendezvous.watch = join, lambda: replace(WATCH, open=is_open)
+    monkeypatch.setattr(group_client.socket, "create_connection", connect)
+    if entered is not None:
+        assert client.join(lambda: False, meanwhile=lambda: None) is joined[entered]
+        return
     with pytest.raises(RendezvousTimeout, match=r"store of generation 2 at a:1 .* within 10 s.*timed out"):
-        joins()
-    assert 10 <= there[1].now - began_s < 11 and len(rendezvous.joined) == 1
+        client.join(lambda: False, meanwhile=lambda: None)
+    assert 10 <= clock.now - began_s < 11 and len(joined) == 1

@@ -22,18 +22,14 @@ CODES = [(PRESS, EXIT_CTRL_C), (TERMINATE, EXIT_INTERRUPTED), (WARN[-1], EXIT_IN
 IDS = ["ctrl-c", "sigterm", WARNINGS[-1]]
 
 
-def at_once(send: str) -> str:
-    """In a block that catches everything, as around the import of an optional package."""
-    return f"{BOTH}try:\n    {send}\nexcept BaseException:\n    print('it was lost')\n"
-
-
 def executed(text: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(("send", "code"), CODES, ids=IDS)
 def test_a_signal_ends_the_command_with_one_line(send, code):
-    done = executed(at_once(send))
+    """In a block that catches everything, as around the import of an optional package."""
+    done = executed(f"{BOTH}try:\n    {send}\nexcept BaseException:\n    print('it was lost')\n")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{SENTENCE}\n")
 
 

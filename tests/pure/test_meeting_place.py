@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,26 +95,22 @@ def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
 
 def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path: Path) -> None:
     """Half of them come with another address; the heartbeats of whoever is first move."""
-    run, found = RunDir.parse(str(tmp_path)), list[str]()
-    counter = iter(range(10**9))
-    barrier = threading.Barrier(8)
+    run, counter, barrier = RunDir.parse(str(tmp_path)), iter(range(10**9)), threading.Barrier(8)
 
-    def come(number: int) -> None:
-        place = Place(kind="dir", endpoint=f"/{number % 2}", keep_alive_s=0.2)
+    def beats(_run: RunDir, _place: Place) -> Callable[[], Mapping[str, str]]:
+        return lambda: {"a": str(next(counter))}
+
+    def come(number: int) -> str:
+        watch = Watch(run=run, clock=SystemClock(), notify=lambda _line: None, beats_of=beats)
         barrier.wait()
         try:
-            beats = lambda _run, _place: lambda: {"a": str(next(counter))}  # noqa: E731
-            watch = Watch(run=run, clock=SystemClock(), notify=lambda _line: None, beats_of=beats)
-            found.append(watch.take(place).endpoint)
+            return watch.take(Place(kind="dir", endpoint=f"/{number % 2}", keep_alive_s=0.2)).endpoint
         except UsageError:
-            found.append("")
+            return ""
 
-    threads = [threading.Thread(target=come, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found)[:4] == [""] * 4 and len(set(found)) == 2
+    with ThreadPoolExecutor(8) as pool:
+        found = sorted(pool.map(come, range(8)))
+    assert found[:4] == [""] * 4 and len(set(found)) == 2
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])

@@ -11,24 +11,25 @@ from elastic.system.worker_error import WorkerError
 from elastic.testing.fakes import FakeClock
 
 
-def test_a_fork_server_that_reports_no_exit_is_killed():
+@pytest.mark.parametrize("within_s", [KILL_WAIT_S, 2.0])
+def test_a_fork_server_that_reports_no_exit_is_killed(within_s):
     """It is stopped, or hangs. A node that leaves has less time for it."""
-    for within_s in (KILL_WAIT_S, 2.0):
-        clock, killed_s, said = FakeClock(), [], []
-        process = SimpleNamespace(
-            pid=7, poll=lambda killed_s=killed_s: -9 if killed_s else None, kill=lambda: None
-        )
-        spawner = SimpleNamespace(kill=lambda clock=clock, killed_s=killed_s: killed_s.append(clock.now))
-        page = SimpleNamespace(open_step=lambda _rank: None)
-        log, console = SimpleNamespace(record=said.append), SimpleNamespace(print_line=said.append)
-        settings = SimpleNamespace(imports_library=True)
-        parts = {"page": page, "log": log, "console": console, "clock": clock, "settings": settings}
-        workers = NodeWorkers([], SimpleNamespace(spawner=spawner, **parts))
-        workers._starts = {0: SimpleNamespace(rank=0, local_rank=0)}
-        workers._processes, workers.wait = {0: process}, clock.sleep
-        began_s = clock.now
-        workers.kill(None, within_s=within_s)
-        assert within_s <= killed_s[0] - began_s <= within_s + 0.2
+    clock, killed_s, said = FakeClock(), [], []
+    process = SimpleNamespace(pid=7, poll=lambda: -9 if killed_s else None, kill=lambda: None)
+    parts = SimpleNamespace(
+        spawner=SimpleNamespace(kill=lambda: killed_s.append(clock.now)),
+        page=SimpleNamespace(open_step=lambda _rank: None),
+        log=SimpleNamespace(record=said.append),
+        console=SimpleNamespace(print_line=said.append),
+        settings=SimpleNamespace(imports_library=True),
+        clock=clock,
+    )
+    workers = NodeWorkers([], parts)
+    workers._starts = {0: SimpleNamespace(rank=0, local_rank=0)}
+    workers._processes, workers.wait = {0: process}, clock.sleep
+    began_s = clock.now
+    workers.kill(None, within_s=within_s)
+    assert within_s <= killed_s[0] - began_s <= within_s + 0.2
 
 
 def test_an_exit_that_is_known_ends_the_wait():

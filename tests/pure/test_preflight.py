@@ -39,7 +39,7 @@ def declared_identity(path, arguments):
 
 def recipe(folder, text):
     path = folder / "recipe.py"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_text(text)
     return path
 
 

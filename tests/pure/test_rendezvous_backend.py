@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,8 @@ def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> 
             if backends[me].compare_and_set(None if found is None else found[0], value):
                 wins.append((round_, value))
 
-    threads = [threading.Thread(target=race, args=(me,)) for me in range(len(backends))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    with ThreadPoolExecutor(len(backends)) as pool:
+        list(pool.map(race, range(len(backends))))
     assert [round_ for round_, _ in wins] == list(range(rounds))
     newest = backends[0].read()
     assert newest is not None and newest[1] == wins[-1][1]

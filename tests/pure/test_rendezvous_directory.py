@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,18 +31,6 @@ def _blind_once(list_versions: Callable[[], list[int]]) -> Callable[[], list[int
     """The listing before the link is as old as the sleeper; the one after it is up to date."""
     old: list[list[int]] = [[1]]
     return lambda: old.pop() if old else list_versions()
-
-
-def test_an_old_listing_hides_no_version_that_was_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A network file system shows the folder as it was two versions ago."""
-    backend = DirectoryBackend(tmp_path)
-    for version in (None, 1, 2):
-        assert backend.compare_and_set(version, b"v")
-    assert backend.read() == (3, b"v")
-    monkeypatch.setattr(backend, "_versions", lambda: [1])
-    assert backend.read() == (3, b"v")
 
 
 def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path) -> None:
@@ -85,22 +72,6 @@ def test_of_two_histories_the_later_generation_counts(tmp_path: Path) -> None:
         value = b'{"generation": %d, "new": 1}' % generation
         assert DirectoryBackend(tmp_path).compare_and_set(None, value)
         assert sleeper.read() == ((3, b'{"generation": 2}') if counts else (1, value))
-
-
-def test_a_folder_that_a_person_removed_is_made_again(tmp_path: Path) -> None:
-    """It is removed before each call of a live node; what this node knows is put back."""
-    backend = DirectoryBackend(tmp_path / "r")
-    shutil.rmtree(tmp_path / "r")
-    assert backend.read() is None
-    shutil.rmtree(tmp_path / "r")
-    assert backend.compare_and_set(None, b"one")
-    assert backend.read() == (1, b"one")
-    shutil.rmtree(tmp_path / "r")
-    backend.show("a", "1")
-    shutil.rmtree(tmp_path / "r")
-    assert backend.shown() == {}
-    assert backend.read() == (1, b"one")
-    assert DirectoryBackend(tmp_path / "r").read() == (1, b"one")
 
 
 def test_a_folder_emptied_between_link_and_listing_fails_no_call(

@@ -54,14 +54,6 @@ def test_a_name_that_comes_to_mean_this_machine_is_served(nodes, monkeypatch):
     assert early.is_host
 
 
-def test_exactly_one_node_with_the_address_hosts_the_store(nodes):
-    """Two agents on the machine of the endpoint, and a third one elsewhere."""
-    first, second, third = nodes(host=True), nodes(host=True), nodes()
-    assert third.compare_and_set(None, b"x")
-    assert [each.is_host for each in (first, second, third)] == [True, False, False]
-    assert second.read() == third.read()
-
-
 def test_a_survivor_restores_the_newest_state_to_an_empty_store(nodes):
     """The host dies with the store. Another serves an empty one at the same address and writes
     before the survivor polls.

@@ -1,15 +1,12 @@
-"""A group in an object store that is slow, failing, out of date or careless."""
+"""A group in an object store that is out of date or careless."""
 
 import uuid
-from contextlib import contextmanager
 
 import pytest
 from faulty_storage import Deed, FaultyStorage
 
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
-
-SHORT_S = 0.5
 
 
 @pytest.fixture
@@ -26,39 +23,6 @@ def opened(storage, **options):
     backend = ObjectStoreBackend(storage.url, state_s=0.0, beats_s=0.0, **options)
     backend.read()
     return backend
-
-
-@contextmanager
-def impatient(backend):
-    """Calls of this backend end after half a second, which is known to pass."""
-    limit_s = backend._objects._limit_s
-    backend._objects._limit_s = SHORT_S
-    yield
-    backend._objects._limit_s = limit_s
-
-
-def creates(method, path):
-    return method == "PUT" and "/state/" in path
-
-
-def reads(method, path):
-    return method == "GET" and "/state/" in path
-
-
-def test_a_backend_recovers_from_errors_of_the_store(storage):
-    """Every request is answered with an error; then none."""
-    backend = opened(storage)
-    assert backend.compare_and_set(None, b"one")
-    storage.fail(Deed.ERROR, lambda method, path: True)
-    with impatient(backend):
-        for call in (backend.read, backend.shown, lambda: backend.show("a", "1")):
-            with pytest.raises(BackendFailed):
-                call()
-        assert not backend.compare_and_set(1, b"two")
-    storage.heal()
-    assert backend.read() == (1, b"one")
-    backend.show("a", "2")
-    assert backend.shown() == {"a": "2"}
 
 
 def test_an_existing_version_that_cannot_be_read_is_no_step_back(storage):

@@ -29,7 +29,7 @@ def test_an_earlier_try_that_won_is_served_others_are_closed():
     assert sockets.take(tries[3]) is None
 
 
-def test_a_worker_that_comes_early_waits_for_the_store(monkeypatch):
+def test_a_worker_that_comes_early_waits_for_the_store():
     """It is in the queue of the socket before the store is served."""
     sockets = StoreSockets("127.0.0.1")
     endpoint = sockets.open()
