@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 import torch
 from saved_state import saved
-from steps import BATCH, CLASSES, FEATURES, SAMPLES, steps
+from steps import BATCH, CLASSES, FEATURES, SAMPLES, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils import clip_grad_norm_
@@ -300,16 +300,32 @@ def trainer():
     return State(trainer=mine), body
 
 
-@recipe()
+class Curriculum(TensorDataset):
+    """Its noise grows as the loop sets it."""
+
+    strength = 0.0
+
+    def __getitem__(self, index):
+        inputs, label = super().__getitem__(index)
+        return inputs + self.strength * torch.randn(inputs.shape), label
+
+
+CURRICULUM = Curriculum(*samples().tensors)
+
+
+@recipe(dataset=CURRICULUM)
 def changing():
     """Layers are unfrozen and frozen again, the optimizer gets another group, which a resume does
-    not do again, and a new head replaces the old one.
+    not do again, and a new head replaces the old one. The batch of a step is loaded when the step
+    first computes, with the noise that the body has set: the resumed run begins with that of the
+    last step.
     """
     net = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(2)), nn.Tanh(), perceptron())
     net[:2].requires_grad_(False)
     optimizer = torch.optim.SGD([*net[0].parameters(), *net[3].parameters()], lr=0.1, momentum=0.9)
 
     def body(step):
+        CURRICULUM.strength = step.number / 10
         match step.number:
             case 2:
                 net[0].requires_grad_(True)

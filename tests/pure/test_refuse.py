@@ -23,15 +23,6 @@ from elastic.train.step.step import Step
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def generator(monkeypatch):
-    """Stands for torch's default generator; seeded from entropy, as in a new interpreter."""
-    found = torch.Generator()
-    found.seed()
-    monkeypatch.setattr(torch, "default_generator", found)
-    return found
-
-
 def with_hook():
     layer = nn.Linear(2, 2)
     layer.weight.register_post_accumulate_grad_hook(lambda _parameter: None)
@@ -55,12 +46,13 @@ def test_a_module_that_cannot_be_exact_is_refused_by_name(module, says):
         refuse.modules(State(model=model), CPU)
 
 
-@pytest.mark.parametrize(
-    "kind", [nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel]
-)
+WRAPPERS = nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
 def test_wrappers_that_exchange_gradients_are_refused(monkeypatch, kind):
     """With two workers their exchange would wait for ever, because ranks have different shards."""
-    for each in (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel):
+    for each in WRAPPERS:
         monkeypatch.setattr(each, "__init__", each.__init__)  # put back after the test
     refuse.wrappers()
     with pytest.raises(UsageError, match=f"without {kind.__name__}, .*use the model as it is"):
@@ -89,8 +81,11 @@ def test_other_threads_and_a_second_run_are_refused(monkeypatch):
         refuse.second_start()
 
 
-def test_draws_of_an_unseeded_generator_are_refused(generator):
+def test_draws_of_an_unseeded_generator_are_refused(monkeypatch):
     """A model that is built before elastic.start has other weights in each process."""
+    generator = torch.Generator()
+    generator.seed()  # from entropy, as in a new interpreter
+    monkeypatch.setattr(torch, "default_generator", generator)
     refuse.early_draws()
     torch.rand(1, generator=generator.manual_seed(5))
     refuse.early_draws()
@@ -151,12 +146,6 @@ def test_a_computation_left_half_done_is_not_continued():
     assert "was left half done" in str(step.error)
 
 
-class _Left:
-    """A loop that is over, without anything to settle."""
-
-    step, parts = None, SimpleNamespace(groups=None)
-
-
 @pytest.mark.parametrize("place", ["before the loop", "after the loop"])
 def test_a_caught_error_of_a_collective_call_comes_again(place, monkeypatch):
     """Else this rank's next call would meet the others' last one, and take their numbers for its
@@ -166,7 +155,8 @@ def test_a_caught_error_of_a_collective_call_comes_again(place, monkeypatch):
     run = object.__new__(Run)
     run._error, run._state = None, None
     run._worker = SimpleNamespace(identity=None, step_functions=StepFunctions())
-    run._loop_end = None if place == "before the loop" else LoopEnd(_Left(), lambda: None)
+    left = SimpleNamespace(step=None, parts=SimpleNamespace(groups=None))  # a loop that is over
+    run._loop_end = None if place == "before the loop" else LoopEnd(left, lambda: None)
     with pytest.raises(UsageError):
         run.data(iter([1, 2]), epochs=1)
     with pytest.raises(UsageError, match=r"run\.evaluate: expected") as first:

@@ -7,7 +7,6 @@ import torch
 from steps import ALONE, BATCH, CLASSES, FEATURES, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import Dataset
 
 from elastic.errors import UsageError
 from elastic.train.state.state import State
@@ -96,41 +95,6 @@ def test_a_second_computation_adds_and_a_step_begins_with_none():
         once = [p.grad.clone() for p in net.parameters()]
         step.mean_loss(loss_of(net))
         assert all(torch.equal(p.grad, 2 * one) for p, one in zip(net.parameters(), once, strict=True))
-
-
-class Noisy(Dataset):
-    """Its noise grows with the epoch that the loop sets, as in a curriculum."""
-
-    def __init__(self):
-        self.parts, self.strength = samples().tensors, 0.0
-
-    def __len__(self):
-        return len(self.parts[0])
-
-    def __getitem__(self, index):
-        inputs, label = (part[index] for part in self.parts)
-        return inputs + self.strength * torch.randn(inputs.shape), label
-
-
-def test_what_the_body_sets_in_its_dataset_holds_in_that_step():
-    """The batch of a step is loaded when the step first computes: a process that begins at this
-    step, whose dataset is as the script made it, gets the same batch.
-    """
-
-    def batch_of_step(wanted, *, sets_all):
-        dataset = Noisy()
-        for step in steps(ALONE, State(net=linear()), dataset=dataset):
-            if sets_all or step.number == wanted:
-                dataset.strength = 0.1 * step.number
-            batches = step._batches  # loaded and passed over, as in a step that is trained
-            if step.number == wanted:
-                return torch.cat([batch.data[0] for batch in batches])
-        return None
-
-    for number in (1, 2, 3, 4):
-        expected = batch_of_step(number, sets_all=True)
-        assert torch.equal(batch_of_step(number, sets_all=False), expected)
-    assert not torch.equal(batch_of_step(3, sets_all=True), batch_of_step(4, sets_all=True))
 
 
 # A sum over shards takes what can be summed, and refuses the rest on every rank; with it ranks say
