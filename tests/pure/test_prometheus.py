@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,11 +116,9 @@ def test_a_slow_rank_of_the_newest_generation_has_its_share():
         events.append(logged("generation_started", 100.0 * generation, generation, nodes=["a", "b"]))
         for rank, node in enumerate("ab"):
             events.append(logged("worker_started", 100.0 * generation, generation, node, rank=rank))
-        own = {"slowest_rank": generation - 1, "slowest_s": 1.0, "others_s": 0.5}
-        lines += [
-            StepLine(step=60 * generation + n, generation=generation, world_size=2, seconds=1.0, **own)
-            for n in range(60)
-        ]
+        own = {"slowest_rank": generation - 1, "slowest_s": 1.0, "others_s": 0.5, "seconds": 1.0}
+        one = StepLine(step=0, generation=generation, world_size=2, **own)
+        lines += [replace(one, step=60 * generation + n) for n in range(60)]
     found = values_of(RunSeries(LABELS, {}).families(viewed(events, lines)))
     name = "elastic_slow_rank_ratio"
     assert {key: value for key, value in found.items() if key[0] == name} == {(name, "1", "b"): 0.5}

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -55,9 +54,8 @@ def test_lars_moves_as_its_restatement(adapt, start):
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.randn(3, 4) * start)
     p, mu = parameter.detach().clone(), torch.zeros(3, 4)
-    optimizer = Lazy("barlow_lars").LARS(
-        [{"params": [parameter], "weight_decay": 0.01, "adapt": adapt}], lr=0.3
-    )
+    group = {"params": [parameter], "weight_decay": 0.01, "adapt": adapt}
+    optimizer = Lazy("barlow_lars").LARS([group], lr=0.3)
     for gradient in [*(torch.randn(3, 4) for _ in range(4)), torch.zeros(3, 4)]:
         d = gradient + 0.01 * p
         if adapt and float(p.norm()) > 0 and float(d.norm()) > 0:
@@ -85,10 +83,8 @@ def test_augmented_digit_is_a_function_of_its_own_numbers(seed):
     is no rotation, shift or noise: an augmentation that is off-centre fails.
     """
     generator = torch.Generator().manual_seed(seed)
-    images, draws = (
-        torch.rand(5, 1, 8, 8, generator=generator),
-        torch.rand(5, barlow_data.DIGIT_DRAWS, generator=generator),
-    )
+    images = torch.rand(5, 1, 8, 8, generator=generator)
+    draws = torch.rand(5, barlow_data.DIGIT_DRAWS, generator=generator)
     together = barlow_data.augment_digits(images, draws)
     torch.rand(3)
     alone = barlow_data.augment_digits(images[2:3], draws[2:3])
@@ -102,12 +98,10 @@ def test_image_folder_is_read(tmp_path):
     """Labels are places in the sorted list of folders: other folders would silently mean other
     classes.
     """
-    for part, count in (("train", 24), ("val", 3)):
-        for label in ("cat", "dog"):
-            folder = tmp_path / part / label
-            folder.mkdir(parents=True)
-            for number in range(count):
-                Image.fromarray(np.zeros((40, 30, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    for folder, count in (("train/cat", 24), ("train/dog", 24), ("val/cat", 3), ("val/dog", 3)):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (30, 40)).save(tmp_path / folder / f"{number}.png")
     source = barlow_data.load_data("imagefolder", tmp_path)
     image, label = source.pool[47 - 8]
     assert image.shape == (3, 224, 224) and label == 1

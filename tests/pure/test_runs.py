@@ -68,16 +68,12 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
 
 def test_whatever_is_wrong_is_a_word_in_its_own_line(tmp_path, listed, monkeypatch, capsys):
     """A script without the library is no damage. The tests run as root, who may read everything."""
-    spoiled = {
-        "cut": IDENTITY.to_json()[:40],
-        "other": IDENTITY.to_json().replace(b'"seed": 1', b'"seed": 1, "precision": "bf16"'),
-    }
-    for name in ("lost", "unread", "plain", "gone", *spoiled):
-        write_whole(tmp_path / name, 3)
-    for name, data in spoiled.items():
-        (tmp_path / name / "run.json").write_bytes(data)
-    for name in ("lost", "plain"):
-        (tmp_path / name / "run.json").unlink()
+    data = IDENTITY.to_json()
+    other = data.replace(b'"seed": 1', b'"seed": 1, "precision": "bf16"')
+    texts = {"cut": data[:40], "other": other, "unread": data, "gone": data, "lost": None, "plain": None}
+    for name, text in texts.items():
+        identity = write_whole(tmp_path / name, 3) / "run.json"
+        identity.unlink() if text is None else identity.write_bytes(text)
     (tmp_path / "lost/checkpoints").mkdir()
     (tmp_path / "locked").mkdir()
     view_now, scan = runs.view_now, os.scandir
