@@ -1,5 +1,6 @@
 """A node that leaves sees the newest state in its memory committed, within its grace."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +36,7 @@ def snapshot(step, generation=1, state="a"):
 class Node:
     """A node that leaves, with an uploader that answers what it is told to."""
 
-    def __init__(self, monkeypatch, newest, answers=()):
+    def __init__(self, monkeypatch, newest, *answers):
         self.clock, self.store, self.said, self.offers = FakeClock(), FakeStore(), [], []
         self.answers, self.events, self.difference, self.unlisted = list(answers), [], "", set()
         self.shutdown = ShutdownRequest(LeavePage(GRACE_S), self.clock)
@@ -67,7 +68,7 @@ class Node:
 
 @pytest.fixture
 def leaving(monkeypatch):
-    return lambda newest, *answers: Node(monkeypatch, newest, answers)
+    return partial(Node, monkeypatch)
 
 
 @pytest.mark.parametrize("state", ["a", "b"])

@@ -102,16 +102,10 @@ class FaultyBackend(MemoryBackend):
         self.beaten.set()
 
 
-def lone(
-    backend: MemoryBackend, *, name: str = "a", policy: GroupPolicy = ALONE, **options: Any
-) -> Rendezvous:
+def lone(backend: MemoryBackend, *, policy: GroupPolicy = ALONE, **options: Any) -> Rendezvous:
     """The one node of a run, if the policy is not another one."""
-    options = {
-        "keep_alive_s": KEEP_ALIVE_S,
-        "clock": SystemClock(),
-        "open_endpoint": lambda: f"{name}:1",
-    } | options
-    return Rendezvous(backend, Node(id=name, address=name, nproc=1), policy, **options)
+    given = {"keep_alive_s": KEEP_ALIVE_S, "clock": SystemClock(), "open_endpoint": lambda: "a:1"} | options
+    return Rendezvous(backend, Node(id="a", address="a", nproc=1), policy, **given)
 
 
 @pytest.mark.parametrize(("has_begun", "cause"), [(None, transitions.RESUME), (False, transitions.START)])

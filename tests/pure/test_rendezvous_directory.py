@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,12 @@ def test_a_writer_that_slept_recreates_no_deleted_version(tmp_path: Path) -> Non
     assert busy.compare_and_set(None, b"1")
     for version in range(1, 40):
         assert busy.compare_and_set(version, str(version + 1).encode())
-    sleeper._versions = _blind_once(sleeper._versions)  # type: ignore[method-assign]
+    # The listing before the link is as old as the sleeper; the one after it is up to date.
+    old, listed = [[1]], sleeper._versions
+    sleeper._versions = lambda: old.pop() if old else listed()  # type: ignore[method-assign]
     assert not sleeper.compare_and_set(1, b"zombie")
     assert len(list(tmp_path.glob("state-*"))) == directory.KEPT_VERSIONS
     assert DirectoryBackend(tmp_path).read() == (40, b"40")
-
-
-def _blind_once(list_versions: Callable[[], list[int]]) -> Callable[[], list[int]]:
-    """The listing before the link is as old as the sleeper; the one after it is up to date."""
-    old: list[list[int]] = [[1]]
-    return lambda: old.pop() if old else list_versions()
 
 
 def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path) -> None:
