@@ -1,9 +1,8 @@
 """`elastic-train` for tests, which fork their agents from a fork server that has imported torch.
 
 It has imported the driver of object stores as well: otherwise every process of a run in one takes
-half a second for it.
-
-Its own fork server is a fork of it (tests/support/forks_itself.py).
+half a second for it. An agent forks its own fork server from itself, where it has one thread: to
+import torch anew there would take seconds in each test. test_fork_server.py spawns real ones.
 
 DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that
 one. DRILL_SCRIPT, a path, is run instead of the command. DRILL_RUNS, a path of a script, is run
@@ -14,8 +13,13 @@ import ctypes
 import functools
 import os
 import runpy
+import signal
 import sys
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO, Any
 
 import botocore.session
 import s3fs  # noqa: F401
@@ -23,15 +27,57 @@ import torch.distributed.run  # noqa: F401
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-import forks_itself
+from elastic.agent import worker_process
+from elastic.system import stop_signals
+from elastic.system.processes import die_with_parent, thread_count
+from elastic.worker import fork_server
+from elastic.worker.main import unbuffered
 
 # As in tests/conftest.py: else each client of a store parses the same descriptions of all services.
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
-SIGKILL = 9
+spawn_server = worker_process.spawn_server
+
+
+class Fork:
+    """A child, with the methods of subprocess.Popen that a Spawner calls."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def fork_or_spawn(theirs: Connection, output: IO[bytes]) -> Any:
+    if thread_count() > 1:
+        return spawn_server(theirs, output)
+    agent = os.getpid()
+    if pid := os.fork():
+        return Fork(pid)
+    try:
+        die_with_parent(agent)
+        os.setsid()
+        for number in stop_signals.ALL:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(output.fileno(), descriptor)
+            stream = unbuffered(descriptor, getattr(sys, name))
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        fork_server.ForkServer(theirs).serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def enter(pid: str) -> None:
@@ -43,12 +89,12 @@ def enter(pid: str) -> None:
                 assert libc.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
     # The new capabilities reset both: the agent would survive its parent, and workers could not
     # open its memory through /proc.
-    assert libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) == 0
+    assert libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
     assert libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0
 
 
 if __name__ == "__main__":
-    forks_itself.patch()
+    worker_process.spawn_server = fork_or_spawn
     if first := os.environ.get("DRILL_RUNS"):
         runpy.run_path(first)
     if namespaces := os.environ.pop("DRILL_NAMESPACES", None):

@@ -9,18 +9,16 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, redirect_stdout, suppress
+from contextlib import ExitStack, closing, redirect_stdout, suppress
 from pathlib import Path
-from typing import IO, Any
+from subprocess import DEVNULL, Popen
+from typing import Any
 
 import pytest
 import run_records
-import torch.distributed.run
-from gates import PATIENCE_S, Gates, wait_for
+from etcd_servers import EtcdServers
+from gates import Gates, wait_for
 
 from elastic.agent.worker_process import Process, Spawner
 from elastic.cli import main
@@ -34,38 +32,10 @@ RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
 UPLOADER = "elastic.uploader.main"
 AGENT = Path(__file__).parent / "agent.py"
-TORCHRUN = Path(torch.distributed.run.__file__)
 OF_AGENT = ("botocore.session", "s3fs", "torch.distributed.run", "elastic.agent.launch", "elastic.cli")
+OF_EXAMPLES = ("sklearn.datasets",)  # takes longer to import than torch
 
 Record = dict[str, Any]
-
-
-class ForkedAgent:
-    """An agent that the fork server forked, with the methods of subprocess.Popen."""
-
-    def __init__(self, words: list[str], process: Process) -> None:
-        self.args = words
-        self.pid = process.pid
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        deadline = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
-            self._process.spawner.wait(left_s)
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 class Agent:
@@ -74,8 +44,11 @@ class Agent:
     `output` is what it printed, both streams in one.
     """
 
-    def __init__(self, process: Any, printed: Path, *, is_supervised: bool) -> None:
-        self.process = process
+    def __init__(
+        self, words: list[str], process: Process | Popen[bytes], printed: Path, *, is_supervised: bool
+    ) -> None:
+        """words: its arguments. process: forked, or spawned."""
+        self.words, self.process = words, process
         self._printed = printed
         self._pid = None if is_supervised else process.pid
 
@@ -107,9 +80,12 @@ class Agent:
     def wait(self) -> int:
         """The exit code; fails the test, with what the process printed, if it does not exit."""
         try:
-            return self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"{self.process.args!r} did not end within {PATIENCE_S:.0f} s:\n{self.output}")
+            wait_for(lambda: self.process.poll() is not None, f"the end of {self.words!r}")
+        except TimeoutError as error:
+            raise AssertionError(f"{error}:\n{self.output}") from error
+        code = self.process.poll()
+        assert code is not None
+        return code
 
     def ends_with(self, code: int) -> None:
         assert self.wait() == code, self.output
@@ -148,18 +124,17 @@ class Drill(Gates):
 
         It saves every 4 steps unless the options set something else.
         """
-        return self.command(self._command(options, recipe, arguments), env)
+        words = [str(recipe), "--run-dir", self.run.url, "--save-every", "4steps", *options]
+        return self.command([*words, "--", *arguments] if arguments else words, env)
 
     def command(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
         """Fork an agent with these arguments and no others."""
 
-        words = without_rehearsals(words)
-
-        def fork(out: IO[bytes]) -> Any:
+        def fork(words: list[str], out: int) -> Process:
             request = StartRequest(command=(str(AGENT), *words), env=self._env(env))
-            return ForkedAgent(words, self.fork_server.start(request, out.fileno(), out.fileno()))
+            return self.fork_server.start(request, out, out)
 
-        return self._begin(fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
+        return self._begin(words, fork, is_supervised="DRILL_SCRIPT" not in (env or {}))
 
     def start_two(self, *options: str, env: dict[str, str] | None = None) -> list[Agent]:
         """Two agents whose first generation has both, however late the second one comes."""
@@ -169,51 +144,23 @@ class Drill(Gates):
         """Fork `python SCRIPT WORDS`."""
         return self.command(list(words), {"DRILL_SCRIPT": str(script)} | (env or {}))
 
-    def impatient_uploaders(self) -> dict[str, str]:
-        """The environment in which an uploader waits 5 s for its agent in place of 15."""
-        text = "import elastic.uploader.fence as fence\nfence.SILENT_S = 5.0\n"
-        (self.folder / "sitecustomize.py").write_text(text)  # each new interpreter reads it
-        return {"PYTHONPATH": str(self.folder)}
-
-    def start_torchrun(self, *words: str, env: dict[str, str] | None = None) -> Agent:
-        return self.start_script(TORCHRUN, *words, env=env)
-
-    def start_anew(self, *options: str) -> Agent:
-        """As `start`, but a new interpreter that imports everything itself."""
-        return self.execute([sys.executable, "-m", "elastic.cli", *self._command(options)])
-
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
-        words = without_rehearsals(words)
+        def spawn(words: list[str], out: int) -> Popen[bytes]:
+            streams = {"stdin": DEVNULL, "stdout": out, "stderr": out}
+            return Popen(words, cwd=self.folder, env=self._env(env), **streams, start_new_session=True)
 
-        def begin(out: IO[bytes]) -> Any:
-            return subprocess.Popen(
-                words,
-                cwd=self.folder,
-                env=self._env(env),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-        return self._begin(begin, is_supervised="elastic.cli" in words)
-
-    def _command(
-        self, options: tuple[str, ...], recipe: Path = TINY, arguments: tuple[str, ...] = ()
-    ) -> list[str]:
-        words = [str(recipe), "--run-dir", self.run.url, "--save-every", "4steps", *options]
-        return [*words, "--", *arguments] if arguments else words
+        return self._begin(words, spawn, is_supervised="elastic.cli" in words)
 
     def _env(self, more: dict[str, str] | None) -> dict[str, str]:
         ours = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", "DRILL_FOLDER": str(self.folder)}
         # As the command sets them for what it starts: an agent and its fork server are forks here.
         return os.environ | ours | {"GLIBC_TUNABLES": MALLOC, HASH_SEED: "0"} | (more or {})
 
-    def _begin(self, begin: Callable[[IO[bytes]], Any], *, is_supervised: bool) -> Agent:
-        printed = self.folder / f"printed-{len(self.agents)}"
+    def _begin(self, words: list[str], begin: Callable[..., Any], *, is_supervised: bool) -> Agent:
+        printed, words = self.folder / f"printed-{len(self.agents)}", without_rehearsals(words)
         with printed.open("xb") as out:
-            process = begin(out)
-        self.agents.append(Agent(process, printed, is_supervised=is_supervised))
+            process = begin(words, out.fileno())
+        self.agents.append(Agent(words, process, printed, is_supervised=is_supervised))
         return self.agents[-1]
 
     # What happened.
@@ -271,10 +218,6 @@ class Drill(Gates):
         parent = _parent(self.pid_of_rank(rank, generation))
         return next(agent for agent in self.agents if agent.pid in (parent, _parent(parent)))
 
-    def agents_of_ranks_0_and_1(self) -> tuple[Agent, Agent]:
-        """Of the first generation of two nodes with a worker each."""
-        return self.agent_of_rank(0, generation=1), self.agent_of_rank(1, generation=1)
-
     def uploader_serves(self, agent: Agent) -> None:
         """Wait until the agent has an uploader that takes saves; a killed one is replaced after a
         while.
@@ -309,7 +252,7 @@ class Drill(Gates):
 
     @property
     def output(self) -> str:
-        return "\n".join(f"--- {agent.process.args!r}\n{agent.output}" for agent in self.agents)
+        return "\n".join(f"--- {agent.words!r}\n{agent.output}" for agent in self.agents)
 
     def inspects(self, *words: str) -> tuple[int, Any]:
         """Exit code and JSON of `elastic-train WORDS --json`, run in this process."""
@@ -357,8 +300,8 @@ class Drill(Gates):
         """End everything; returns the processes that outlived their agents."""
         for agent in self.agents:
             if agent.process.poll() is None:
-                agent.process.kill()
-                agent.process.wait()
+                os.kill(agent.process.pid, signal.SIGKILL)  # alone: what outlives it is to be seen
+                agent.wait()
         try:
             self.all_are_gone()
         except TimeoutError:
@@ -379,6 +322,12 @@ class Undisturbed:
         self.chains = [line["chain"] for line in run_records.lines(self.run.metrics)]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == RECIPES.parent:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture
 def recipes() -> Path:
     return RECIPES
@@ -393,17 +342,9 @@ def fork_server() -> Iterator[Spawner]:
         # start inherits it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     server = Spawner(print)
-    server.preload(OF_AGENT)
+    server.preload((*OF_AGENT, *OF_EXAMPLES))
     yield server
     server.close()
-
-
-@pytest.fixture
-def drill(tmp_path: Path, fork_server: Spawner) -> Iterator[Drill]:
-    drill = Drill(tmp_path, fork_server)
-    yield drill
-    survivors = drill.close()
-    assert not survivors, f"processes outlived their agents: {survivors}\n{drill.output}"
 
 
 @pytest.fixture
@@ -412,29 +353,45 @@ def drills(fork_server: Spawner) -> Iterator[Callable[[Path], Drill]]:
     made: list[Drill] = []
 
     def make(folder: Path) -> Drill:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         made.append(Drill(folder, fork_server))
         return made[-1]
 
     yield make
-    survivors = [pid for drill in made for pid in drill.close()]
-    assert not survivors, f"processes outlived their agents: {survivors}"
+    survivors = {drill: drill.close() for drill in made}
+    for drill, pids in survivors.items():
+        assert not pids, f"processes outlived their agents: {pids}\n{drill.output}"
+
+
+@pytest.fixture
+def drill(drills: Callable[[Path], Drill], tmp_path: Path) -> Drill:
+    return drills(tmp_path)
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdServers]]:
+    """Starts etcd servers that a test may break."""
+    with ExitStack() as stack:
+        folder = tmp_path / "etcd"
+        folder.mkdir()
+        yield lambda **how: stack.enter_context(closing(EtcdServers(folder, **how)))
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
-    """Make a folder once for all processes of a pytest-xdist session."""
+def once(tmp_path_factory: pytest.TempPathFactory, fork_server: Spawner) -> Callable[..., Path]:
+    """Do something to a drill in a folder, once for all processes of a pytest-xdist session."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    def made(name: str, make: Callable[[Path], None]) -> Path:
+    def made(name: str, make: Callable[[Drill], None]) -> Path:
         folder = shared / f"once-{name}"
         with (shared / f"once-{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "made").exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
-                make(folder)
+                with closing(Drill(folder, fork_server)) as drill:
+                    make(drill)
                 (folder / "made").touch()
         return folder
 
@@ -442,13 +399,9 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def reference(once: Callable[..., Path], fork_server: Spawner) -> Callable[..., Undisturbed]:
+def reference(once: Callable[..., Path]) -> Callable[..., Undisturbed]:
     """Train a recipe with one worker and without faults, once for all tests of a session."""
-
-    def trained(name: str, **options: Any) -> Undisturbed:
-        return Undisturbed(once(name, lambda folder: _train(folder, fork_server, **options)))
-
-    return trained
+    return lambda name, **options: Undisturbed(once(name, lambda drill: drill.start(**options).ends_with(0)))
 
 
 @pytest.fixture(scope="session")
@@ -458,39 +411,21 @@ def undisturbed(reference: Callable[..., Undisturbed]) -> Undisturbed:
 
 
 @pytest.fixture
-def copy_run(drill: Drill) -> Callable[[Path], None]:
-    """Put a copy of a run where the drill's is, times of change included."""
-
-    def copy(folder: Path) -> None:
-        shutil.copytree(folder, drill.run.local)
-
-    return copy
-
-
-@pytest.fixture
-def stopped(once: Callable[..., Path], drill: Drill, fork_server: Spawner) -> Drill:
+def stopped(once: Callable[..., Path], drill: Drill) -> Drill:
     """A drill whose run was drained after step 20; checkpoints are of steps 4, 8, 12, 16 and 20."""
-    shutil.copytree(
-        once("stopped", lambda folder: _train_and_stop(folder, fork_server)) / "run", drill.run.local
-    )
+    shutil.copytree(once("stopped", _train_and_stop) / "run", drill.run.local)
     return drill
 
 
-def _train(folder: Path, fork_server: Spawner, **options: Any) -> None:
-    with closing(Drill(folder, fork_server)) as drill:
-        drill.start(**options).ends_with(0)
-
-
-def _train_and_stop(folder: Path, fork_server: Spawner) -> None:
-    with closing(Drill(folder, fork_server)) as drill:
-        drill.shut(5, 9, 13, 17, 20)
-        agent = drill.start("--keep", "9")
-        # A waiting save is dropped for a newer one, so each must be committed before the next.
-        for gate in (5, 9, 13, 17):
-            drill.stands(gate, ranks=1)
-            drill.happens("checkpoint_committed", step=gate - 1)
-            drill.open(gate)
-        drill.drains(agent, 20)
+def _train_and_stop(drill: Drill) -> None:
+    drill.shut(5, 9, 13, 17, 20)
+    agent = drill.start("--keep", "9")
+    # A waiting save is dropped for a newer one, so each must be committed before the next.
+    for gate in (5, 9, 13, 17):
+        drill.stands(gate, ranks=1)
+        drill.happens("checkpoint_committed", step=gate - 1)
+        drill.open(gate)
+    drill.drains(agent, 20)
 
 
 def _processes() -> list[int]:

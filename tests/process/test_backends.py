@@ -4,47 +4,40 @@ import signal
 import socket
 from contextlib import suppress
 
-import pytest
-from etcd_servers import EtcdServers, end_stores, free_port
+from etcd_servers import end_stores, free_port
 
 from elastic.rendezvous.backends.host import HostBackend
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 OPTIONS = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
 
 
-def test_etcd_that_lost_its_data_costs_no_step(drill, drills, undisturbed, tmp_path):
+def test_etcd_that_lost_its_data_costs_no_step(drill, drills, undisturbed, own_etcd, tmp_path):
     """It is away for a moment, and comes back empty. The agent says so, and a node that is told to
     leave loses nothing. A run in another directory has its own group in the same etcd.
     """
-    (tmp_path / "etcd").mkdir()
-    servers = EtcdServers(tmp_path / "etcd")
-    try:
-        drill.shut(6, 13)
-        where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints, "--max-nodes", "2")
-        where += ("--last-call", "0s", "--grace", "14s")
-        drills(tmp_path / "other").start(*where).ends_with(0)
-        agent = drill.start(*where)
-        drill.stands(6, ranks=1)
-        servers.kill(0)
-        drill.waits_for(lambda: "training goes on" in agent.output, "the loss being said")
-        servers.wipe(0)
-        servers.start(0)
-        servers.wait_ready()
-        drill.waits_for(lambda: "it was deleted" in agent.output, "the loss of data being said")
-        drill.open(6)
-        drill.stands(13, ranks=1)
-        agent.signal(signal.SIGTERM)
-        drill.happens("drain_requested")
-        drill.open(13)
-        agent.ends_with(75)
-        assert "step 13 is saved" in agent.output.splitlines()[-1]
-        drill.start(*where).ends_with(0)
-        drill.is_like(undisturbed)
-        assert drill.values("restored", "step", "lost_steps") == [(0, 0), (13, 0)]
-    finally:
-        servers.close()
+    servers = own_etcd()
+    drill.shut(6, 13)
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints, "--max-nodes", "2")
+    where += ("--last-call", "0s", "--grace", "14s")
+    drills(tmp_path / "other").start(*where).ends_with(0)
+    agent = drill.start(*where)
+    drill.stands(6, ranks=1)
+    servers.kill(0)
+    drill.waits_for(lambda: "training goes on" in agent.output, "the loss being said")
+    servers.wipe(0)
+    servers.start(0)
+    servers.wait_ready()
+    drill.waits_for(lambda: "it was deleted" in agent.output, "the loss of data being said")
+    drill.open(6)
+    drill.stands(13, ranks=1)
+    agent.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(13)
+    agent.ends_with(75)
+    assert "step 13 is saved" in agent.output.splitlines()[-1]
+    drill.start(*where).ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (13, 0)]
 
 
 def test_with_c10d_a_survivor_goes_on_without_the_host(drill, undisturbed):
@@ -78,7 +71,9 @@ def test_with_c10d_a_lost_host_ends_the_run_with_all_saved(drill, undisturbed):
     host.shown()
     connections, serve = [], host._server.process_request
     host._server.process_request = lambda made, where: serve(connections.append(made) or made, where)
-    env = drill.impatient_uploaders()
+    # An uploader waits 5 s for its agent in place of 15: each new interpreter reads the file.
+    (drill.folder / "sitecustomize.py").write_text("import elastic.uploader.fence as f\nf.SILENT_S = 5.0\n")
+    env = {"PYTHONPATH": str(drill.folder)}
     agents = [drill.start(*OPTIONS, *where, "--rdzv-timeout", "10s", env=env) for _ in range(2)]
     drill.stands(10, ranks=2)
     end_stores(host)

@@ -1,13 +1,12 @@
 """Bad input ends with exit 2, a sentence (expected, found, what to do), and nothing written."""
 
+import shutil
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from elastic.cli import main
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -51,11 +50,11 @@ def test_a_recipe_that_cannot_start_is_refused(refused, drill):
     assert "KeyError: 'at import'" in refused(recipe)
 
 
-def test_another_runs_directory_is_refused_with_differences(refused, drill, recipes, undisturbed, copy_run):
+def test_another_runs_directory_is_refused_with_differences(refused, drill, recipes, undisturbed):
     """Other arguments, then another recipe, for a run directory that holds a run. A command that
     cannot start sets no run aside.
     """
-    copy_run(undisturbed.run.local)
+    shutil.copytree(undisturbed.run.local, drill.run.local)
     said = refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--", "--shards", "8")
     assert "recipe arguments: none there, --shards 8 here" in said
     assert "shards: 4 there, 8 here" in said

@@ -1,9 +1,6 @@
 """Shards move from slow ranks to fast ones while a run trains, and its result stays the same."""
 
-import pytest
 import run_records
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SLOW = ("--save-every", "10min", "--faults", "step 1 rank 1: slow 0.03s")
 

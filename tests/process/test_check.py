@@ -7,12 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
 from elastic.check import plan
 from elastic.errors import EXIT_INTERRUPTED
-
-pytestmark = pytest.mark.process
 
 RECIPE = """
 import torch
@@ -33,10 +29,10 @@ for step in run.steps(data, elastic.State(model=model)):
 """
 
 
-def check(recipe: Path, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def check(recipe: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "elastic.cli", "check", str(recipe), *words],
-        cwd=folder or recipe.parent,
+        cwd=recipe.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -66,28 +62,18 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.py"]
 
 
-def test_a_check_that_is_stopped_leaves_nothing(drill, short_folder):
+def test_a_check_that_is_stopped_leaves_nothing(drill):
     """In the middle of a run. Every process of the check has the drill's folder as its own."""
-    checking = begin(drill, short_folder)
-    drill.waits_for(lambda: "calm  " in checking.output, "the calm run")
-    checking.signal(signal.SIGTERM)
-    checking.ends_with(EXIT_INTERRUPTED)
-    assert drill.alive() == []
-    assert list(short_folder.iterdir()) == []
-
-
-@pytest.fixture
-def short_folder():
-    """For temporary files: the path of a socket in it must not become too long."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-def begin(drill, temporary):
     recipe = drill.folder / "stopped.py"
     recipe.write_text(RECIPE.format(last_line=""))
-    words = [sys.executable, "-m", "elastic.cli", "check", str(recipe), "--steps", "3"]
-    return drill.execute(words, {"TMPDIR": str(temporary)})
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket in it must not become too long
+        words = [sys.executable, "-m", "elastic.cli", "check", str(recipe), "--steps", "3"]
+        checking = drill.execute(words, {"TMPDIR": folder})
+        drill.waits_for(lambda: "calm  " in checking.output, "the calm run")
+        checking.signal(signal.SIGTERM)
+        checking.ends_with(EXIT_INTERRUPTED)
+        assert drill.alive() == []
+        assert list(Path(folder).iterdir()) == []
 
 
 def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):

@@ -4,8 +4,6 @@ undisturbed digest, or says why it cannot.
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 LAST = 24
 
 

@@ -4,10 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 ALWAYS = ("--snapshot-every", "1")
 # No save becomes due by itself: what is committed in these tests was committed because of the stop.
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")

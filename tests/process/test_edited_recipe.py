@@ -2,8 +2,6 @@
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 OPTIONS = ("--snapshot-every", "1", "--save-every", "1000steps")
 
 

@@ -6,7 +6,6 @@ import time
 
 import pytest
 import trustme
-from etcd_servers import EtcdServers
 from faulty_storage import Deed, FaultyStorage
 
 from elastic.errors import UsageError
@@ -17,16 +16,7 @@ from elastic.rendezvous.backends.etcd_http import EtcdHttp
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 
-pytestmark = pytest.mark.process
-
 QUICKLY_S = 8.0  # a call of 3 s, on a machine that has other things to do
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    servers = EtcdServers(tmp_path, members=3)
-    yield servers
-    servers.close()
 
 
 def everything(backend, version, value):
@@ -46,10 +36,11 @@ def everything(backend, version, value):
 
 
 @pytest.mark.parametrize(("harm", "is_leader"), [("freeze", False), ("kill", True)])
-def test_no_call_fails_when_a_member_dies_or_freezes(cluster, harm, is_leader):
+def test_no_call_fails_when_a_member_dies_or_freezes(own_etcd, harm, is_leader):
     """SIGKILL or SIGSTOP to the member that answers the calls. Of a leader the others elect another
     while the calls wait.
     """
+    cluster = own_etcd(members=3)
     harmed = next(member for member in range(3) if (member == cluster.leader()) == is_leader)
     others = [cluster.url(member) for member in range(3) if member != harmed]
     backend = EtcdBackend(",".join([cluster.url(harmed), *others]), "g", {})
@@ -61,8 +52,9 @@ def test_no_call_fails_when_a_member_dies_or_freezes(cluster, harm, is_leader):
         version = everything(backend, version, b"%d" % number)
 
 
-def test_without_a_majority_a_call_fails_quickly(cluster):
+def test_without_a_majority_a_call_fails_quickly(own_etcd):
     """SIGKILL to two of three members, whose third may not speak for the cluster."""
+    cluster = own_etcd(members=3)
     backend = EtcdBackend(cluster.endpoints, "g", {})
     everything(backend, None, b"1")
     for member in (0, 1):
@@ -121,38 +113,35 @@ def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
     assert backend.shown().keys() == {"n"}
 
 
-def test_a_missing_or_wrong_password_is_refused(tmp_path):
+def test_a_missing_or_wrong_password_is_refused(own_etcd):
     """No password, a wrong one, the right one; then the server restarts and has forgotten the
     token.
     """
-    servers = EtcdServers(tmp_path)
-    try:
-        before = EtcdBackend(servers.endpoints, "g", {"ETCDCTL_USER": "trainer:right"})
-        before.show("n", "1")  # a password that the server does not ask for does no harm
-        servers.ask_for_a_password("trainer", "right")
-        for access, says in (
-            ({}, "check ETCDCTL_USER"),
-            ({"ETCDCTL_USER": "trainer:wrong"}, "with the password in ETCDCTL_USER"),
-        ):
-            stranger = EtcdBackend(servers.endpoints, "g", access)
-            with pytest.raises(BackendRefused, match=says):
-                stranger.read()
-            with pytest.raises(UsageError, match=says):
-                select.wait_for(stranger.read, patience_s=60, clock=SystemClock(), notify=print)
-        known = EtcdBackend(servers.endpoints, "g", {"ETCDCTL_USER": "trainer:right"})
-        version = everything(known, None, b"1")
-        before.show("n", "1")
-        servers.kill(0)
-        servers.start(0)
-        servers.wait_ready()
-        everything(known, version, b"2")
-        with pytest.raises(BackendRefused, match="permission denied"):
-            EtcdHttp(servers.endpoints, {"ETCDCTL_USER": "trainer:right"}).call("kv/range", {"key": "AAAA"})
-    finally:
-        servers.close()
+    servers = own_etcd()
+    before = EtcdBackend(servers.endpoints, "g", {"ETCDCTL_USER": "trainer:right"})
+    before.show("n", "1")  # a password that the server does not ask for does no harm
+    servers.ask_for_a_password("trainer", "right")
+    for access, says in (
+        ({}, "check ETCDCTL_USER"),
+        ({"ETCDCTL_USER": "trainer:wrong"}, "with the password in ETCDCTL_USER"),
+    ):
+        stranger = EtcdBackend(servers.endpoints, "g", access)
+        with pytest.raises(BackendRefused, match=says):
+            stranger.read()
+        with pytest.raises(UsageError, match=says):
+            select.wait_for(stranger.read, patience_s=60, clock=SystemClock(), notify=print)
+    known = EtcdBackend(servers.endpoints, "g", {"ETCDCTL_USER": "trainer:right"})
+    version = everything(known, None, b"1")
+    before.show("n", "1")
+    servers.kill(0)
+    servers.start(0)
+    servers.wait_ready()
+    everything(known, version, b"2")
+    with pytest.raises(BackendRefused, match="permission denied"):
+        EtcdHttp(servers.endpoints, {"ETCDCTL_USER": "trainer:right"}).call("kv/range", {"key": "AAAA"})
 
 
-def test_tls_authenticates_both_sides(tmp_path):
+def test_tls_authenticates_both_sides(tmp_path, own_etcd):
     """With the right CA and a client certificate all calls work; without either none does."""
     ours, others = trustme.CA(), trustme.CA()
     paths = {name: tmp_path / f"{name}.pem" for name in ("ours", "others", "server", "client", "stranger")}
@@ -160,18 +149,15 @@ def test_tls_authenticates_both_sides(tmp_path):
     others.cert_pem.write_to_path(paths["others"])
     for name, ca in (("server", ours), ("client", ours), ("stranger", others)):
         ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(paths[name])
-    servers = EtcdServers(tmp_path, tls=(paths["ours"], paths["server"], paths["server"]))
+    servers = own_etcd(tls=(paths["ours"], paths["server"], paths["server"]))
 
     def backend(ca, client=None):
         names = {"CACERT": ca} | ({"CERT": client, "KEY": client} if client else {})
         return EtcdBackend(servers.endpoints, "g", {f"ETCDCTL_{k}": str(paths[v]) for k, v in names.items()})
 
-    try:
-        everything(backend("ours", "client"), None, b"1")
-        for stranger in (backend("others", "client"), backend("ours"), backend("ours", "stranger")):
-            with pytest.raises(BackendFailed):
-                stranger.read()
-        with pytest.raises(BackendRefused, match="ETCDCTL_CACERT"):
-            backend("others", "client").read()
-    finally:
-        servers.close()
+    everything(backend("ours", "client"), None, b"1")
+    for stranger in (backend("others", "client"), backend("ours"), backend("ours", "stranger")):
+        with pytest.raises(BackendFailed):
+            stranger.read()
+    with pytest.raises(BackendRefused, match="ETCDCTL_CACERT"):
+        backend("others", "client").read()

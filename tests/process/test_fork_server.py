@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import sys
 import tempfile
 import time
 from contextlib import closing
@@ -22,7 +23,7 @@ from elastic.system import stop_signals
 from elastic.system.fork_protocol import StartRequest
 
 # In one process of pytest: each would import for a node of its own.
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600), pytest.mark.xdist_group("fork server")]
+pytestmark = pytest.mark.xdist_group("fork server")
 
 FOR_EVER_S = 10_000.0  # the test's own timeout ends a wait that is in vain
 
@@ -340,9 +341,11 @@ def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_p
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_an_end_during_the_imports_leaves_no_process(drill, number, code):
+def test_an_end_during_the_imports_leaves_no_process(drill, recipes, number, code):
     """The fork server goes on importing when the agent gets Ctrl-C, or is killed."""
-    agent = drill.start_anew()
+    agent = drill.execute(
+        [sys.executable, "-m", "elastic.cli", str(recipes / "tiny.py"), "--run-dir", drill.run.url]
+    )
     drill.waits_for(lambda: drill.fork_server_of(agent), "the fork server")
     agent.signal(number)
     agent.ends_with(code)

@@ -5,10 +5,6 @@ are not blamed. A node that is frozen in the middle of a write wakes up later an
 import os
 import signal
 
-import pytest
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 
 def test_a_worker_that_hangs_shows_its_stacks_and_is_replaced(drill, undisturbed):
     """Rank 1 never returns from its loss function of step 10, and rank 0 waits for it in the sum of

@@ -16,7 +16,7 @@ QUICKSTART = ROOT / "recipes" / "quickstart.py"
 def wheel(once):
     """Built as `pip install .` builds it, but with the hatchling that is installed: offline."""
     words = ("wheel", "--no-deps", "--no-build-isolation", str(ROOT), "--wheel-dir")
-    (found,) = once("wheel", lambda folder: pip(*words, str(folder))).glob("*.whl")
+    (found,) = once("wheel", lambda drill: pip(*words, str(drill.folder))).glob("*.whl")
     return found
 
 

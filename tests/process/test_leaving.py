@@ -7,8 +7,6 @@ import shutil
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 LEFT = "stopped by the recipe after step 9 of 18 (the recipe left the loop)"
 
 

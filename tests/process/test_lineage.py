@@ -2,13 +2,9 @@
 
 import shutil
 
-import pytest
-
 from elastic.checkpoint.catalog import list_commits
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 # Another batch than the parent's: 12 steps.
 ARGUMENTS = ("--global-batch", "64")
@@ -26,7 +22,7 @@ def test_a_run_from_another_depends_on_no_death_nor_the_parent(drill, drills, tm
     calm = drills(tmp_path / "calm")
     calm.shut(1)
     env = {"ELASTIC_RUN_DIR": calm.run.url, "ELASTIC_FROM": str(first)}
-    alone = calm.start_script(stormy.process.args[0], *ARGUMENTS, env=env)
+    alone = calm.start_script(stormy.words[0], *ARGUMENTS, env=env)
     calm.stands(1, ranks=1)
     (record,), damage = list_commits(open_store(calm.run.checkpoints_url), SystemClock())
     assert (record.step, record.digest, damage) == (0, undisturbed.digest, [])

@@ -3,10 +3,6 @@
 import json
 import shutil
 
-import pytest
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 GROUP = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
 
 

@@ -2,10 +2,6 @@
 
 import signal
 
-import pytest
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 ALWAYS = ("--snapshot-every", "1")
 # Only the first and the last step are saved: a restored state comes from memory.
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")

@@ -13,8 +13,6 @@ from page_server import served
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
-
 TWO = ("--max-nodes", "2", "--last-call", "10min")
 STEPS = 24
 

@@ -7,12 +7,13 @@ import signal
 
 import pytest
 import run_records
+import torch.distributed.run
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+TORCHRUN = torch.distributed.run.__file__
 
 
 def test_a_plain_script_gets_torchruns_variables_and_restarts(drill, recipes):
@@ -114,7 +115,7 @@ def test_plain_python_drains_and_torchrun_goes_on_alike(drill, undisturbed, reci
     alone.ends_with(75)
     assert drill.last_step == 10
     assert alone.output.count("interrupted; step 10 is saved in") == 1
-    drill.start_torchrun("--standalone", "--nproc-per-node", "2", str(recipe), env=env).ends_with(0)
+    drill.start_script(TORCHRUN, "--standalone", "--nproc-per-node", "2", str(recipe), env=env).ends_with(0)
 
     lines = run_records.lines(drill.run.metrics)
     assert [line["chain"] for line in lines] == undisturbed.chains
@@ -132,7 +133,7 @@ def test_torchrun_admits_a_newcomer(drill, recipes):
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PLAIN_SUMS": str(until)}
 
     def joins(rank, world_size):
-        agent = drill.start_torchrun(*options, env=env)
+        agent = drill.start_script(TORCHRUN, *options, env=env)
         mark = until.with_name(f"enough-{rank}-of-{world_size}")
         drill.waits_for(mark.exists, "a worker that adds numbers")
         return agent

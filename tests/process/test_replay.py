@@ -1,9 +1,6 @@
 """A step that is done again gives the bits of the first time, or the run ends with the sentence."""
 
-import pytest
 import run_records
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 STEPS = 18
 # Its loss depends on how often its loop ran, which a variable of the environment counts.

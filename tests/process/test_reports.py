@@ -12,7 +12,6 @@ from watched import shown
 
 from elastic.cli import main
 
-pytestmark = pytest.mark.process
 STEPS = 24  # of the recipe
 
 
@@ -126,7 +125,7 @@ def test_a_step_whose_line_another_node_has_is_reported_later(drill, tracked):
         for _ in range(2)
     ]
     drill.stands(9, ranks=2)
-    _, other = drill.agents_of_ranks_0_and_1()
+    other = drill.agent_of_rank(1, generation=1)
     other.signal(signal.SIGSTOP)
     drill.open(9)
     drill.waits_for((drill.gates / "at-10-rank1").exists, "rank 1 before step 10")

@@ -5,14 +5,13 @@ import re
 import socket
 import stat
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from hostile import bomb
 
 from elastic.system.addresses import node_address
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 # Every process of Python reads it at its start: a pickle that is read anywhere leaves a line.
 WATCH = """
@@ -65,9 +64,9 @@ def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed
     pids = drill.alive()
     assert len(pids) >= 2 * 4  # agent, fork server, uploader, worker
     own = node_address(os.environ)
-    listening = {address for pid in pids for address in _listening(pid)}
-    assert listening and {host for host, _ in listening} == {own}
-    calls = {pid: _datagrams(pid) for pid in pids}
+    listening = {_host(line) for pid in pids for line in _lines(pid, "tcp", "tcp6") if line[3] == LISTENS}
+    assert listening == {own}
+    calls = {pid: [_host(line) for line in _lines(pid, "udp", "udp6")] for pid in pids}
     assert [calls.pop(agent.pid) for agent in agents] == [[own], [own]]
     assert not any(calls.values())
     for agent in agents:
@@ -78,7 +77,7 @@ def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed
     for bytes_ in (bomb(flag) + b"\n", b"[" * 60_000 + b"\n", b'{"entered": 1e99}\n'):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
             stranger.sendto(bytes_, str(path))
-    names = {name for pid in pids for name in _unix_names(pid)}
+    names = {line[7] for pid in pids for line in _lines(pid, "unix") if len(line) > 7}
     assert not any(name.startswith("@") for name in names), "a name without a file has no owner"
     drill.open(6)
     for agent in agents:
@@ -86,40 +85,19 @@ def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed
     drill.is_like(undisturbed)
 
 
-def _inodes(pid: int) -> set[str]:
-    found = set()
+def _lines(pid: int, *tables: str) -> list[list[str]]:
+    """The kernel's words about each socket of a process."""
+    inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
-            found |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
-    return found
-
-
-def _lines(pid: int, table: str) -> list[list[str]]:
-    inodes = _inodes(pid)
-    lines = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+            inodes |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
+    texts = [Path(f"/proc/net/{table}").read_text() for table in tables]
+    lines = [line.split() for text in texts for line in text.splitlines()[1:]]
     return [line for line in lines if inodes & set(line)]
 
 
-def _listening(pid: int) -> list[tuple[str, int]]:
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in _lines(pid, table):
-            if line[3] == LISTENS:
-                host, _, port = line[1].partition(":")
-                found.append((_address(host), int(port, 16)))
-    return found
-
-
-def _datagrams(pid: int) -> list[str]:
-    return [_address(line[1].partition(":")[0]) for table in ("udp", "udp6") for line in _lines(pid, table)]
-
-
-def _unix_names(pid: int) -> list[str]:
-    return [line[7] for line in _lines(pid, "unix") if len(line) > 7]
-
-
-def _address(text: str) -> str:
-    """As the kernel writes it: words of four bytes, each in this machine's order."""
+def _host(line: list[str]) -> str:
+    """The kernel writes it as words of four bytes, each in this machine's order."""
+    text = line[1].partition(":")[0]
     words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
-    data = b"".join(words)
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+    return str(ip_address(b"".join(words)))

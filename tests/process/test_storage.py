@@ -17,8 +17,6 @@ from elastic.config.run_dir import RunDir
 from elastic.storage.local import LocalStore
 from elastic.system.clock import SystemClock
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 
 def payload(drill: Any, step: int) -> Path:
     (found,) = drill.run.local.glob(f"checkpoints/{step:012d}/*/state.safetensors")

@@ -2,12 +2,9 @@
 
 import shutil
 
-import pytest
 from etcd_servers import free_port
 
 from elastic.rendezvous.group import Group
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 GROUP = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
 OTHER = ("--form", "sum")
@@ -100,9 +97,9 @@ def test_a_run_never_goes_behind_a_checkpoint_of_its_group(stopped, undisturbed)
     assert stopped.values("restored", "step")[-1] == (12,)
 
 
-def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed, copy_run):
+def test_an_old_copy_of_a_finished_run_is_not_called_finished(drill, undisturbed):
     """The group knows the last step, and the directory does not have it."""
-    copy_run(undisturbed.run.local)
+    shutil.copytree(undisturbed.run.local, drill.run.local)
     for path in sorted(drill.run.local.glob("checkpoints/*"))[-2:]:
         shutil.rmtree(path)
     again = drill.start()

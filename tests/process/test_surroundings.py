@@ -3,11 +3,7 @@
 import json
 import sys
 
-import pytest
-
 from elastic.config.environment import HASH_SEED
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def digest(drill):

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from urllib.request import urlopen
 
-import pytest
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
-
 
 def test_watch_and_metrics_follow_the_run_that_trains(drill, tmp_path):
     """`watch` in a terminal, and `--http`, whose pages count a recovery."""

@@ -6,31 +6,20 @@ import time
 from contextlib import suppress
 
 import pytest
-from etcd_servers import EtcdServers
-
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 GRACE_S, OVER_S = 6.0, 5.0
 MIDDLE = 6
 
 
-@pytest.fixture
-def own_etcd(tmp_path):
-    (tmp_path / "etcd").mkdir()
-    servers = EtcdServers(tmp_path / "etcd")
-    yield servers
-    servers.close()
-
-
 @pytest.mark.parametrize("what", ["agent", "fork server", "uploader", "collective", "etcd"])
-def test_sigterm_is_honoured_whatever_hangs(drill, undisturbed, request, what):
+def test_sigterm_is_honoured_whatever_hangs(drill, undisturbed, own_etcd, what):
     """In a step, for the fork server in the rendezvous, and for uploader and etcd once the node
     drains. It has left at most five seconds after its grace, with an exit code that is true, and
     the same command goes on to the digest of a run in which nothing hung.
     """
     options = ["--grace", f"{GRACE_S:g}", "--max-nodes", "3"]
     if what == "etcd":
-        servers = request.getfixturevalue("own_etcd")
+        servers = own_etcd()
         options += ["--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints]
     drill.shut(MIDDLE)
     waiting = ["--min-nodes", "3"] if what == "fork server" else []

@@ -1,12 +1,8 @@
-"""Run directories of any length, with faults or hostile names, that were never trained.
-
-`python tests/support/drawn_runs.py FOLDER` writes one of a million steps, with 20 restarts.
-"""
+"""Run directories of any length, with faults or hostile names, that were never trained."""
 
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,15 +118,11 @@ def hostile() -> tuple[Logged, list[StepLine]]:
     return events, lines
 
 
-def write_whole(folder: Path, steps: int, *, most_each: int = 50_000) -> Path:
-    """A finished run with all that `clean` and `runs` look at. most_each: steps of a generation."""
-    generations = -(-steps // most_each)
+def write_whole(folder: Path, steps: int) -> Path:
+    """A finished run with all that `clean` and `runs` look at."""
+    generations = -(-steps // 50_000)
     write(folder, *of_generations(generations, steps // generations, num_nodes=1))
     (folder / "run.json").write_bytes(IDENTITY.to_json())
     (folder / "uid").write_text("long")
     os.link(folder / "metrics.jsonl", metrics_files.own_file(folder / "metrics.jsonl", generations))
     return folder
-
-
-if __name__ == "__main__":
-    write_whole(Path(sys.argv[1]), 1_000_000)
