@@ -84,10 +84,6 @@ match sys.argv[1]:
 """
 
 
-def codes_of(workers: NodeWorkers) -> dict[int, int]:
-    return {rank: each.code for rank, each in workers.exits.items()}
-
-
 class Node:
     """One spawner, its recipe, and the lines that it reported."""
 
@@ -108,10 +104,6 @@ class Node:
     def is_beside(self, text: str) -> None:
         """Write the local module that the recipe imports."""
         (self.folder / "beside.py").write_text(f"import os\nRANK = os.environ['RANK']\n{text}\n")
-
-    @property
-    def server(self):
-        return self.spawner._server
 
     def request(self, *arguments, env=None):
         variables = os.environ | {"RANK": "3"} | (env or {})
@@ -220,13 +212,7 @@ def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
     assert not node.reported
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["raise"], 1),
-        (["signal", str(int(signal.SIGTERM))], -signal.SIGTERM),
-    ],
-)
+@pytest.mark.parametrize(("words", "code"), [(["raise"], 1), (["signal", "15"], -signal.SIGTERM)])
 def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):
     """Exit codes, a traceback that begins at the recipe, and signals that end the worker itself."""
     forked, spawned = (node.runs(start, *words) for start in (node.spawner.start, node.spawns.start))
@@ -269,19 +255,19 @@ def test_workers_die_with_their_fork_server_and_get_another(node):
     Then it gets SIGKILL, and the wait for its workers ends by itself.
     """
     for number in stop_signals.ALL:
-        os.kill(node.server.pid, number)
+        os.kill(node.spawner._server.pid, number)
     workers, pids = node.stand(2)
-    first = node.server.pid
+    first = node.spawner._server.pid
     os.kill(first, signal.SIGKILL)
     workers.wait(FOR_EVER_S)
     assert workers.poll()
-    assert codes_of(workers) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert {rank: each.code for rank, each in workers.exits.items()} == dict.fromkeys((0, 1), -signal.SIGKILL)
     workers.kill(None)
     assert not workers.killed
     for pid in pids:
         dies(pid)
     node.spawner.renew()
-    assert node.server.pid != first
+    assert node.spawner._server.pid != first
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     assert node.reported == ["the fork server died; another one is started"]
 
@@ -298,7 +284,9 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     assert list(workers.exits) == [1]
     workers.terminate(0.0, lambda: False)
     workers.kill(None)
-    assert codes_of(workers) == dict.fromkeys((1, 0, 2), -signal.SIGKILL)
+    assert {rank: each.code for rank, each in workers.exits.items()} == dict.fromkeys(
+        (1, 0, 2), -signal.SIGKILL
+    )
     assert workers.killed == {0, 2}
     for pid in pids:
         dies(pid)

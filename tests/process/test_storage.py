@@ -2,15 +2,15 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_records
 from committed import commit_image
-from small_disk import SmallDisk
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
@@ -99,6 +99,50 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     assert {aside / path.relative_to(stopped.run.local): data for path, data in before.items()} == {
         path: path.read_bytes() for path in (aside / path.relative_to(stopped.run.local) for path in kept)
     }
+
+
+class SmallDisk:
+    """A file system of limited size, in mount namespaces that need no root.
+
+    A process of its own keeps the namespaces; `env` makes an agent enter them. `seen` is the
+    folder as the agents see it, for other processes. Containers may forbid even that.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        own_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        self._flags = ["--mount", *(["--user", "--preserve-credentials"] if own_user else [])]
+        words = ["unshare", "--mount", *own_user, "sh", "-c", "echo; exec sleep infinity"]
+        self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+        assert self._keeper.stdout is not None
+        self.seen = Path(f"/proc/{self._keeper.pid}/root{folder}")
+        self._filler = self.seen / "filler"
+        if not self._keeper.stdout.readline():
+            self.close()
+            pytest.skip("NOT TESTED: a full disk needs a mount namespace, which this container forbids")
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"DRILL_NAMESPACES": str(self._keeper.pid)}
+
+    def mount(self, options: str) -> None:
+        words = ["nsenter", "--target", str(self._keeper.pid), *self._flags, "mount", "-t", "tmpfs"]
+        subprocess.run([*words, "-o", options, "tmpfs", str(self._folder)], check=True)
+
+    def fill(self) -> None:
+        """To the last byte: a tmpfs counts whole pages."""
+        with self._filler.open("ab", buffering=0) as file:
+            for piece in (b"x" * 4096, b"x"):
+                with suppress(OSError):
+                    while file.write(piece) == len(piece):
+                        pass
+
+    def free(self) -> None:
+        self._filler.unlink()
+
+    def close(self) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
 
 
 @pytest.fixture
