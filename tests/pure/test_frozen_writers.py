@@ -18,8 +18,8 @@ MOST_CALLS = 200
 
 @contextmanager
 def frozen_before(number, meanwhile):
-    """Before its system call of this number the process sleeps, and others do something; yields
-    whether it came to that.
+    """Before its system call of this number the process sleeps, and others do something; yields the
+    calls.
     """
     calls = []
 
@@ -33,10 +33,9 @@ def frozen_before(number, meanwhile):
         return counted
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, wrapped(getattr(os, name)))
-        patch.setattr(io, "open", wrapped(io.open))
-        yield lambda: len(calls) >= number
+        for module, name in (*((os, name) for name in CALLS), (io, "open")):
+            patch.setattr(module, name, wrapped(getattr(module, name)))
+        yield calls
 
 
 def line(step, generation):
@@ -47,15 +46,20 @@ def record(path):
     return [(each.step, each.generation) for each in read(path)]
 
 
-def begun(folder, steps=3):
-    """Generation 1 has trained."""
+def begun(folder):
+    """Generation 1 has trained three steps."""
     folder.mkdir()
     path = folder / "metrics.jsonl"
-    first = Metrics(path, generation=1)
-    first.rewind(0)
-    for step in range(1, steps + 1):
-        first.append(line(step, 1))
+    trained(path, 1, 0, 3)
     return path
+
+
+def trained(path, generation, rewound, last):
+    lines = Metrics(path, generation=generation)
+    found = lines.rewind(rewound)
+    for step in range(rewound + 1, last + 1):
+        lines.append(line(step, generation))
+    return lines, found
 
 
 @pytest.mark.parametrize("newer", [1, 2, 3])
@@ -70,19 +74,17 @@ def test_a_sleeping_rank_0_takes_no_line_of_a_newer_generation(tmp_path, newer, 
 
         def meanwhile(path=path, writers=writers):
             for generation in range(3, 3 + newer):
-                writers.append(Metrics(path, generation=generation))
-                assert writers[-1].rewind(2).last == line(2, 1)
-                writers[-1].append(line(3, generation))
-                writers[-1].append(line(4, generation))
+                lines, found = trained(path, generation, 2, 4)
+                assert found.last == line(2, 1)
+                writers.append(lines)
 
         sleeper, newest = Metrics(path, generation=2), 2 + newer
-        with frozen_before(number, meanwhile) as came:
-            # One that comes late is refused.
-            with pytest.raises(Fenced) if number == 1 else suppress(Fenced):
-                sleeper.rewind(2)
-                sleeper.append(line(3, 2))
-            woke = came()
-        if not woke:
+        # One that comes late is refused.
+        refusal = pytest.raises(Fenced) if number == 1 else suppress(Fenced)
+        with frozen_before(number, meanwhile) as calls, refusal:
+            sleeper.rewind(2)
+            sleeper.append(line(3, 2))
+        if len(calls) < number:
             break
         for writer in writers[-1:] if goes_on else []:
             writer.append(line(5, newest))
@@ -106,9 +108,7 @@ def test_dying_between_rename_and_next_look_costs_no_line(tmp_path, monkeypatch)
 
     def frozen(source, target):
         monkeypatch.undo()
-        newer = Metrics(path, generation=3)
-        newer.rewind(2)
-        newer.append(line(3, 3))
+        trained(path, 3, 2, 3)
         link_over(source, target)
         raise KeyboardInterrupt
 
@@ -124,9 +124,7 @@ def test_dying_between_rename_and_next_look_costs_no_line(tmp_path, monkeypatch)
 def test_an_old_listing_hides_no_line(tmp_path, monkeypatch):
     """A network file system lists the folder as it was before the newest generation began."""
     path = begun(tmp_path / "run")
-    writer = Metrics(path, generation=2)
-    writer.rewind(3)
-    writer.append(line(4, 2))
+    trained(path, 2, 3, 4)
     with monkeypatch.context() as patch:
         patch.setattr(metrics_module.metrics_files, "files", lambda path: {1: own_file(path, 1)})
         assert record(path) == [(1, 1), (2, 1), (3, 1), (4, 2)]

@@ -3,6 +3,7 @@ truncated.
 """
 
 import os
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -14,40 +15,32 @@ READ_BYTES = 8
 PIECES = st.text("ab\n", max_size=12).map(str.encode)
 
 
-class DumbReader:
-    """Splits the whole content at every call, and leaves out what it gave before."""
-
-    given = 0
-
-    def lines(self, content):
-        # Of a line that fills reads the end alone comes.
-        whole = [line[len(line) // READ_BYTES * READ_BYTES :] for line in content.split(b"\n")[:-1]]
-        fresh, self.given = whole[self.given :], len(whole)
-        return fresh
+def lines_in(content):
+    """Of a line that fills reads the end alone comes."""
+    return [line[len(line) // READ_BYTES * READ_BYTES :] for line in content.split(b"\n")[:-1]]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["grow"] * 5 + ["replace", "truncate"]), PIECES), max_size=20))
 def test_lines_are_those_of_a_reader_that_keeps_everything(tmp_path_factory, history):
     """Reads of eight bytes, so that lines are longer than a read and end at any of its bytes."""
     path = tmp_path_factory.mktemp("log") / "file"
-    file, dumb, content = GrowingFile(path, read_bytes=READ_BYTES), DumbReader(), b""
+    file, told, content = GrowingFile(path, read_bytes=READ_BYTES), 0, b""
     for change, piece in history:
         if change == "grow":
             content += piece
             with path.open("ab") as out:
                 out.write(piece)
         elif change == "replace":
-            content = piece
+            content, told = piece, 0
             fresh = path.with_name("fresh")
             fresh.write_bytes(piece)
             fresh.replace(path)
-            dumb = DumbReader()
         elif path.exists():
             os.truncate(path, 0)
-            content = b""
+            content, told = b"", 0
             assert list(file.lines_to_end()) == []
-            dumb = DumbReader()
-        assert list(file.lines_to_end()) == dumb.lines(content)
+        assert list(file.lines_to_end()) == lines_in(content)[told:]
+        told = len(lines_in(content))
     file.close()
     if path.exists():
         assert list(lines_of(path)) == content.split(b"\n")[:-1]
@@ -82,12 +75,7 @@ def test_what_is_no_regular_file_has_no_lines(tmp_path, kind):
     elif kind == "folder":
         path.mkdir()
     file = GrowingFile(path)
-    assert ([*file.lines_to_end()], list(lines_of(path)), last_lines(path, 9), read_from(path, 0, 9)) == (
-        [],
-        [],
-        [],
-        b"",
-    )
+    assert [*file.lines_to_end(), *lines_of(path), *last_lines(path, 9), read_from(path, 0, 9)] == [b""]
 
 
 def test_the_last_lines_begin_anywhere_and_end_whole(tmp_path):
@@ -103,7 +91,6 @@ def test_a_line_does_not_continue_half_a_line_of_another(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": ')
     for number in (2, 3):
-        file = AppendedFile(path)
-        file.append({"c": number})
-        file.close()
+        with closing(AppendedFile(path)) as file:
+            file.append({"c": number})
     assert path.read_bytes() == b'{"a": 1}\n{"b": \n{"c": 2}\n{"c": 3}\n'

@@ -164,16 +164,11 @@ def test_an_entry_of_any_values_is_damage_or_harmless(field, value):
 @pytest.mark.parametrize(
     ("change", "ties"),
     [
-        ({"shape": [2, 2]}, {}),
-        ({"shape": [-2, -3]}, {}),
-        ({"shape": [2.0, 3]}, {}),
+        *(({"shape": shape}, {}) for shape in ([2, 2], [-2, -3], [2.0, 3], 6)),
+        *(({"data_offsets": offsets}, {}) for offsets in ([48, 72], [-24, 0], [8])),
         ({"shape": [2**64, 0], "data_offsets": [8, 8]}, {}),
-        ({"shape": 6}, {}),
+        ({"shape": [0], "data_offsets": [72, 72]}, {}),
         ({"dtype": "F5"}, {}),
-        ({"data_offsets": [48, 72]}, {}),
-        ({"data_offsets": [-24, 0]}, {}),
-        ({"data_offsets": [72, 72], "shape": [0]}, {}),
-        ({"data_offsets": [8]}, {}),
         *(({}, ties) for ties in ({"y": "z"}, {"x": "x"}, {"y": "y"}, {"y": ["x"]}, ["x"], 3)),
     ],
 )

@@ -1,6 +1,7 @@
 """--fresh renames a run directory whose place it has taken, and leaves the place free."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,7 +11,6 @@ from elastic.errors import UsageError
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.meeting_place import NOBODY, Place
 from elastic.system.clock import SystemClock
-from elastic.testing.fakes import FakeClock
 
 
 @pytest.fixture
@@ -39,11 +39,7 @@ def test_a_directory_that_cannot_be_renamed_stays_and_is_free(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where it is a mount point."""
-
-    def refuse(_path: Path, _target: Path) -> None:
-        raise OSError("busy")
-
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError("busy")))
     with pytest.raises(UsageError, match="busy"):
         set_aside(run, SystemClock(), print)
     assert is_free(run.local)
@@ -51,7 +47,6 @@ def test_a_directory_that_cannot_be_renamed_stays_and_is_free(
 
 def test_a_run_that_began_during_a_pause_is_not_renamed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken the place, and is stopped before it renames."""
-    clock = FakeClock()
 
     def stop(_now_s: float) -> str:
         meeting_place.put(run, 2, Place(kind="dir"))
@@ -59,7 +54,7 @@ def test_a_run_that_began_during_a_pause_is_not_renamed(run: RunDir, monkeypatch
 
     monkeypatch.setattr("elastic.agent.run_directory.timestamp", stop)
     with pytest.raises(UsageError, match="another command took it over while this one stood still"):
-        set_aside(run, clock, print)
+        set_aside(run, SystemClock(), print)
     assert [path.name for path in run.local.parent.iterdir()] == ["run"] and not is_free(run.local)
 
 

@@ -38,6 +38,13 @@ class Node:
             self.memory.poll()
 
 
+def state_of(size):
+    return FlatState(tensors={"m.w": torch.zeros(size)}, document={"m": {}})
+
+
+STATE = state_of(8)
+
+
 def info_of(step, checksum=""):
     return SnapshotInfo(step=step, epoch=0, generation=1, checksum=checksum)
 
@@ -57,7 +64,6 @@ def node(monkeypatch):
 def test_the_first_snapshot_waits_for_memory_that_is_made(node):
     """Seconds for gigabytes, which the agent makes beside training; a later one does not wait."""
     node.left_bytes, clock = 10 * STATE_BYTES, FakeClock()
-    state = FlatState(tensors={"m.w": torch.zeros(8)}, document={"m": {}})
     taking, until_s = snapshotting_of(node, clock), clock.now + 20
 
     def sleep(seconds):
@@ -66,11 +72,11 @@ def test_the_first_snapshot_waits_for_memory_that_is_made(node):
             node.asks(node.page.wanted_bytes)
 
     clock.sleep = sleep
-    assert taking.take(state, info_of(1)).snapshot.slot == 0 and clock.now > until_s
+    assert taking.take(STATE, info_of(1)).snapshot.slot == 0 and clock.now > until_s
     late = snapshotting_of(Node(0), clock)
     for waits in (True, False):
         began_s = clock.now
-        assert late.take(state, info_of(1)) is None and (clock.now > began_s) == waits
+        assert late.take(STATE, info_of(1)) is None and (clock.now > began_s) == waits
 
 
 def test_less_memory_is_said_once_in_a_generation(node):
@@ -99,13 +105,12 @@ def test_a_last_state_does_not_wait_for_refused_memory(node):
     """It waits half a minute for a free slot, which is all the time that a node has to leave."""
     clock, began_s = FakeClock(), FakeClock().now
     snapshotting = snapshotting_of(node, clock)
-    state = FlatState(tensors={"m.w": torch.zeros(4)}, document={"m": {}})
-    assert snapshotting.take(state, info_of(1), patient=True) is None
+    assert snapshotting.take(STATE, info_of(1), patient=True) is None
     assert clock.now > began_s
 
     node.asks(node.page.wanted_bytes)
     refused_s = clock.now
-    assert snapshotting.take(state, info_of(1), patient=True) is None
+    assert snapshotting.take(STATE, info_of(1), patient=True) is None
     assert clock.now == refused_s
 
 
@@ -116,7 +121,7 @@ def test_a_worker_keeps_no_slots_that_its_state_has_outgrown(node):
     node.left_bytes = 1 << 40
     snapshotting = snapshotting_of(node)
     for step in range(1, 5):
-        state = FlatState(tensors={"m.w": torch.zeros(step * STATE_BYTES)}, document={"m": {}})
+        state = state_of(step * STATE_BYTES)
         assert snapshotting.take(state, info_of(step), patient=True) is None  # asks
         node.asks(node.page.wanted_bytes)
         taken = snapshotting.take(state, info_of(step), patient=True)

@@ -3,6 +3,7 @@
 import gc
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -196,11 +197,8 @@ def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
     its choice once it is written. With a descriptor that stays, memory would stay.
     """
 
-    def refuse(_fd, _offset, _size):
-        raise OSError(28, "No space left on device")
-
     before = open_fds()
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         SnapshotSlots.create(PAGE, 3)
     monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 3 * PAGE - 1)

@@ -68,7 +68,9 @@ def run(tmp_path):
     return RunDir.parse(str(tmp_path))
 
 
-def complete(run, monkeypatch):
+def test_a_run_whose_events_are_unreadable_is_complete(run, stale, capsys, monkeypatch):
+    """Events that can be read no more end no report of a failure either."""
+    run.events.mkdir()
     record = SimpleNamespace(step=4, digest="d" * 64)
     monkeypatch.setattr(exit_report, "newest_checkpoint", lambda _parts, **_: record)
     parts = SimpleNamespace(
@@ -77,21 +79,14 @@ def complete(run, monkeypatch):
         log=SimpleNamespace(record=lambda event: None),
         shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
     )
-    return lambda code: report_exit(
-        SimpleNamespace(end=RunEnd(exit_code=code, reason="why"), failure=None, last_step=4, generation=1),
-        parts,
-    )
-
-
-def test_a_run_whose_events_are_unreadable_is_complete(run, stale, capsys, monkeypatch):
-    """Events that can be read no more end no report of a failure either."""
-    run.events.mkdir()
-    end = complete(run, monkeypatch)
     stale.is_on = True
-    assert end(0) == 0
-    assert "complete; its events cannot be read" in capsys.readouterr().out
-    assert end(1) == 1
-    assert "training failed: why; step 4" in capsys.readouterr().err
+    for code in (0, 1):
+        end = RunEnd(exit_code=code, reason="why")
+        left = SimpleNamespace(end=end, failure=None, last_step=4, generation=1)
+        assert report_exit(left, parts) == code
+    said = capsys.readouterr()
+    assert "complete; its events cannot be read" in said.out
+    assert "training failed: why; step 4" in said.err
     assert not has_recorded_end(run)
 
 

@@ -102,10 +102,8 @@ class FaultyStorage:
             return
         if deed in _ERRORS:
             status, code, text = _ERRORS[deed]
-            data = (
-                f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{text}</Message></Error>".encode()
-            )
-            _answer(request, status, {"Content-Type": "application/xml"}, data)
+            error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{text}</Message></Error>"
+            _answer(request, status, {"Content-Type": "application/xml"}, error.encode())
             return
         with self._lock:
             before = self._listings.get(request.path)
