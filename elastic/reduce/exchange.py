@@ -116,8 +116,12 @@ class Exchange:
         length = parts[mine[0]].numel()
         chunk = -(-length // self.world_size)
         padding = chunk * self.world_size - length
-        padded = [torch.nn.functional.pad(parts[block], (0, padding)) for block in mine]
-        send = torch.cat([each.view(self.world_size, chunk) for each in padded], 1).view(-1)
+        padded = [
+            torch.nn.functional.pad(parts[block], (0, padding)) if padding else parts[block] for block in mine
+        ]
+        send = padded[0]
+        if len(mine) > 1:
+            send = torch.cat([each.view(self.world_size, chunk) for each in padded], 1).view(-1)
         counts = [len(of_rank) for of_rank in self._blocks]
         receive = send.new_empty(sum(counts) * chunk)
         dist.all_to_all_single(
@@ -129,6 +133,6 @@ class Exchange:
         )
         every = [block for of_rank in self._blocks for block in of_rank]
         root = fold(dict(zip(every, torch.split(receive, chunk), strict=True)), self.shards, Tensor.add_)
-        gathered = send.new_empty(chunk * self.world_size)
+        gathered = send[: chunk * self.world_size]  # all of it has been sent
         _all_gather(gathered, root, group=self._group)
         return gathered[:length]
