@@ -92,8 +92,8 @@ class NodeAgent:
         """One generation after another; then `end` says how the run ended for this node."""
         end = None
         while end is None:
-            # Renew before the rendezvous: importing inside an open generation would make all other
-            # nodes wait.
+            # Renew the fork server before the rendezvous: importing inside an open generation would
+            # make all other nodes wait.
             self._parts.spawner.renew(self._ends_the_wait)
             try:
                 end = self._join_and_train()

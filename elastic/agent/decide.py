@@ -1,9 +1,9 @@
 """What an agent does next is a function of one observation of its workers, group and signals.
 
 `RULES` is that function, as data: the first rule whose condition holds decides, and the last one
-always holds. An agent evaluates it many times a second. This module does not act (agent.py and
-generation.py do), does not read a clock, and does not count restarts, which the group's shared
-state does.
+always holds. A node that leaves reports nothing: `decide` has it leave in place of that. An agent
+evaluates it many times a second. This module does not act (agent.py and generation.py do), does not
+read a clock, and does not count restarts, which the group's shared state does.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ VICTIM_PATIENCE_S = 3.0
 VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
 FINAL_CODES = (EXIT_USAGE, EXIT_NOTHING_LOADS)  # a restart would end with the same code
-LIBRARY_FINAL_CODES = (*FINAL_CODES, EXIT_RECIPE)  # also of a script that knows what the code means
+LIBRARY_FINAL_CODES = (*FINAL_CODES, EXIT_RECIPE)  # of a script that imports this library
 
 
 class Action(Enum):

@@ -92,8 +92,8 @@ class Spawner:
         self.preload(self._modules)
 
     def preload(self, modules: tuple[str, ...] | None) -> None:
-        """Have the server import them, of which the recipe was seen to import each. Returns at
-        once. None: processes can inherit nothing, and are spawned from now on.
+        """Have the server import these, which the recipe was seen to import. Returns at once.
+        None: processes can inherit nothing, and are spawned from now on.
         """
         self._modules = modules
         self._awaited += 1

@@ -55,9 +55,7 @@ class WorkerStart:
 
 class NodeWorkers:
     def __init__(self, starts: list[WorkerStart], parts: AgentParts) -> None:
-        """Start the workers, or all before the first that cannot be started, which counts as one
-        that failed.
-        """
+        """Start them, up to the first that cannot be started; that one counts as failed."""
         self.exits: dict[int, WorkerExit] = {}  # by rank, in the order in which they were seen
         self.killed: set[int] = set()  # ranks that this agent killed
         self._not_started: WorkerError | None = None

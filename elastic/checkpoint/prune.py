@@ -2,10 +2,10 @@
 
 A checkpoint's record is deleted first, then its payload. Only the newest generation deletes: an
 older one does not know which checkpoints were found to be damaged since. The newest checkpoints
-stay, and those that a resume passed over do not count as such.  Of what is older all goes, attempts
-of earlier generations that were not committed included. It does not promise to delete anything: a
-later run of it finds what a failed or interrupted one left, from the listing alone. That may be an
-old record without its payload, where a late writer died as well.
+stay, and those that a resume passed over are not counted among them. Of what is older all of this
+run goes, attempts of earlier generations that were not committed included. It does not promise to
+delete anything: a later run of it finds what a failed or interrupted one left, from the listing
+alone. That may be an old record without its payload, where a late writer died as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -94,7 +94,7 @@ def may_count(
     a good one would be deleted in its favour. A record above `step` is such a one, because training
     was behind it. So is a record of an older generation above `resumed_from`, the step of the
     checkpoint from which this generation resumed; None where it resumed from memory. And so is one
-    above a checkpoint of a later generation than its own, as long as that is there.
+    that lies above a checkpoint of a later generation, while that exists.
     """
     before = step if resumed_from is None else resumed_from
     there = list(records)

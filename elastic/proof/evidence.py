@@ -1,9 +1,9 @@
 """What a computation left behind, in one form: two of them are equal if their evidence is.
 
-Everything that compares compares Evidence: the states of ranks (agreement.py), a shard that two
-ranks computed (audit.py), a step that was done again (replay.py, step_again.py), and the steps of
-two runs (check/runs.py). `differences` names what differs. Entries stand in the order in which
-they are computed: the first of them that differs is the nearest to the cause.
+Evidence is compared of the states of ranks (agreement.py), a shard that two ranks computed
+(audit.py), a step that was done again (step_again.py), and the steps of two runs (check/runs.py).
+`differences` names what differs. Entries stand in the order in which they are computed: the first
+of them that differs is the nearest to the cause.
 """
 
 import hashlib

@@ -121,7 +121,7 @@ class UploaderProcess:
             raise CannotStart(f"no process can be started for the uploader ({error})") from error
 
     def revive(self) -> str:
-        """Start a new one if it died, one in RESTART_S; why it died, or nothing.
+        """Start another if it died, one in RESTART_S at most; returns why it died, or "".
 
         The save that the dead one had in hand is lost; its client has a result that says so.
         """

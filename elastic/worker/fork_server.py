@@ -1,4 +1,4 @@
-"""A worker is forked only from a process that has one thread, no GPU open and no process group.
+"""A worker goes on as a fork only of a process that has one thread, no GPU and no process group.
 
 The fork server is that process; each agent has one, and runs it as `python -P -u -m
 elastic.worker.fork_server DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair.

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 22_306,
-    "elastic/train elastic/proof": 6_018,
-    "tests": 23_319,
+    "elastic": 20_775,
+    "elastic/train elastic/proof": 5_784,
+    "tests": 20_580,
 }
-MOST_FILES = {"elastic": 208, "elastic/train elastic/proof": 48}
-MOST_WORDS = 19_602  # of README and docs, without decisions and the table that `make proof` makes
+MOST_FILES = {"elastic": 201, "elastic/train elastic/proof": 43}
+MOST_WORDS = 19_456  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _QUIET = (
     tokenize.COMMENT,

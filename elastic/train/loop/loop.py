@@ -158,7 +158,7 @@ class Loop:
                 )
 
     def _compare_states(self) -> None:
-        """Before the update of the open step: all ranks had the same state after the one before.
+        """Check, before the update of the open step, that all ranks had one state after the last.
 
         Raises StatesDiffer or RecipeNotExact on every rank if they had not.
         """

@@ -120,7 +120,7 @@ class StepRecorder:
                 parts.trace.note(note)
 
     def _logged_otherwise(self, step: Step) -> set[str]:
-        """New names of numbers that ranks log differently, after ever fewer steps and the last one.
+        """New names of numbers that ranks log differently, in steps 1, 2, 4, 8 … and the last.
 
         Rank 0 alone writes metrics: a number of its own shards would stand there for the batch.
         """

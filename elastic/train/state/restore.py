@@ -130,7 +130,7 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 break
             self._reject(rejected, [untried[0].rejected(found)])
-        # The snapshot of a step that is done again goes, unless a node that left still needs it.
+        # The snapshot of a step that is done again is kept where a node that left still needs it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
         self._discard_newer(again.step if keeps_it else found.step)
         return found
@@ -258,7 +258,7 @@ class Restorer:
         raise CheckpointDamaged(reason)
 
     def _discard_newer(self, step: int) -> None:
-        """Training resumes from `step`: newer lines belong to steps that will be done again."""
+        """Training resumes from `step`: newer snapshots belong to steps that will be done again."""
         if self._slots is not None:
             self._slots.discard_newer(step)
 
@@ -286,7 +286,7 @@ class Restorer:
 
 
 def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
-    """Give the objects the state of an image; its (chain, data, checksum).
+    """Give the objects the state of an image; its (chain, data, evidence).
 
     Raises CheckpointDamaged, and as `State.load`.
     """

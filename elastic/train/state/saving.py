@@ -4,10 +4,10 @@ A snapshot is a copy in the node's memory; a vote is this rank's checksum of the
 others compare with theirs (agreement.py); a checkpoint is what the uploader makes of an agreed
 snapshot, beside training. It does not decide when any of them is due: rank 0 does, for all ranks.
 
-One save is under way at a time, and the next but a final one waits for its result: a save keeps its
-slot from being written, and of three slots only one can be spared. A failed save is reported and
-never stops training; a step that was committed with another state before ends the run. What the
-uploader took is tried again by the uploader.
+One save is under way at a time; the next waits for its result, unless it is a final one: a save
+keeps its slot from being written, and of three slots only one can be spared. A failed save is
+reported and never stops training; a step that was committed with another state before ends the run.
+What the uploader took is tried again by the uploader.
 """
 
 import os
@@ -140,8 +140,8 @@ class Saving:
                 f"interrupted; step {step} is saved in {parts.run_dir.url}: the same command resumes",
                 flush=True,
             )
-        # The agent tells this exit from the recipe's own by it, also if another node's
-        # agent asked for the drain.
+        # By this flag the agent tells a drain from an exit of the recipe's own with that code,
+        # also if another node's agent asked for the drain.
         parts.page.drain = True
         raise SystemExit(EXIT_INTERRUPTED)
 
@@ -217,8 +217,8 @@ class Checkpointing:
     def wait(self, step: int) -> str | None:
         """Wait for the save of `step`, the last call of `save`.
 
-        Returns what went wrong, or nothing when it is committed; None after WAIT_S while it goes
-        on. Raises ReplayDiffers, as `is_due` and `save`.
+        Returns what went wrong, "" when it is committed, and None after WAIT_S while it goes on.
+        Raises ReplayDiffers, as `is_due` and `save`.
         """
         if self._under_way is None or self._under_way.step != step:
             return self._refusal  # the uploader never had it
