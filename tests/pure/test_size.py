@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_LINES = {
     "elastic": 20_775,
     "elastic/train elastic/proof": 5_784,
-    "tests": 20_580,
+    "tests": 20_589,
 }
 MOST_FILES = {"elastic": 201, "elastic/train elastic/proof": 43}
 MOST_WORDS = 19_456  # of README and docs, without decisions and the table that `make proof` makes

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -148,6 +149,17 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
 def test_any_order_of_events_keeps_the_newest_published_whole():
     bounds = settings(max_examples=60, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(SlotsAndTheirTwin, settings=bounds)
+
+
+def test_no_number_of_a_thrown_away_snapshot_is_given_again():
+    """The machine draws it rarely: the newest goes, and its slot is the next to be written."""
+    with closing(SnapshotSlots.create(PAGE, 2)) as slots:
+        seqs = []
+        for step in (1, 2):
+            slot = slots.begin()
+            seqs.append(slots.publish(slot, size_bytes=1, info=info(step)).seq)
+            slots.invalidate(slot)
+        assert seqs == sorted(set(seqs))
 
 
 def test_memory_is_there_and_outlives_its_closing():
