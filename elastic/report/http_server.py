@@ -68,8 +68,8 @@ class HttpServer(ThreadingHTTPServer):
     def __init__(self, where: ListenAddress, pages: Mapping[str, Page], *, name: str | None = None) -> None:
         """Listens there, and nowhere else, from now on. Raises UsageError.
 
-        pages: by path. name: the server answers those who ask it by this name, an address or the
-        machine's name, and nobody else; None for whatever name.
+        pages: by path. name: only requests that name this host, an address or the machine's name
+        are answered; with None all requests are.
         """
         self.pages, self.name = pages, name
         address: Any

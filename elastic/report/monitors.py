@@ -38,7 +38,7 @@ class RankZeroReader:
         return None
 
     def failed(self, problem: str, error: Exception) -> None:
-        """The next call begins anew. problem: what that means for the user, said once."""
+        """Close the reader; the next call opens another. problem: what a user loses, said once."""
         self.close()
         if not self._has_told:
             self.parts.console.print_line(f"{problem} ({error}); training goes on, and it is tried again")

@@ -41,7 +41,7 @@ def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunV
 
 
 class RunSource:
-    """A run as it is now, for whoever asks; several threads may.
+    """The newest view of a run; several threads may ask for it.
 
     Training on the same machine does not notice: however often it is asked, it looks at a run in a
     folder for a two-hundredth of the time, and gives the last view in between. A run at a URL is

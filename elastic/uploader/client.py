@@ -121,7 +121,7 @@ class UploaderProcess:
             raise CannotStart(f"no process can be started for the uploader ({error})") from error
 
     def revive(self) -> str:
-        """Start another if it died, one in RESTART_S at most; returns why it died, or "".
+        """Start another one if it died, at most one in RESTART_S. Returns why it died, or "".
 
         The save that the dead one had in hand is lost; its client has a result that says so.
         """

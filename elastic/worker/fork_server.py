@@ -3,8 +3,9 @@
 The fork server is that process; each agent has one, and runs it as `python -P -u -m
 elastic.worker.fork_server DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair.
 Messages are in elastic/system/fork_protocol.py. Where a worker may not go on with what is imported
-here, the fork executes a new interpreter, which imports everything itself. An agent that asks for
-no imports has all workers started so.
+here, the fork executes a new interpreter, which imports everything itself; until then it makes only
+system calls, because other threads may have held locks. An agent that asks for no imports has all
+workers started so.
 
 What may be in a process that is forked from, and what may not:
 
