@@ -2,26 +2,17 @@
 
 import run_records
 
-SLOW = ("--save-every", "10min", "--faults", "step 1 rank 1: slow 0.03s")
-
-
-def test_one_node_with_off_keeps_the_spans_of_all_equal(drill, recipes):
-    """Nodes that cut differently would wait for each other for ever, or add up other shards."""
-    two = (*SLOW, "--max-nodes", "2", "--last-call", "10min")
-    agents = [drill.start(*two, "--balance", how, recipe=recipes / "unequal.py") for how in ("auto", "off")]
-    for agent in agents:
-        agent.ends_with(0)
-    assert drill.events("shards_moved") == []
-
 
 def test_a_much_slower_rank_gets_fewer_shards(drills, tmp_path, recipes):
     """From the step's own seconds, with processes that load ahead; the result is that of one
     worker.
     """
     alone, slowed = (drills(tmp_path / name) for name in ("alone", "slowed"))
+    slow = ("--nproc-per-node", "2", "--faults", "step 1 rank 1: slow 0.03s")
+    options = ((alone, ()), (slowed, slow))
     recipe = recipes / "unequal.py"
-    alone.start("--save-every", "10min", recipe=recipe).ends_with(0)
-    slowed.start(*SLOW, "--nproc-per-node", "2", recipe=recipe).ends_with(0)
+    for agent in [each.start("--save-every", "10min", *more, recipe=recipe) for each, more in options]:
+        agent.ends_with(0)
 
     assert slowed.values("run_finished", "digest") == alone.values("run_finished", "digest")
     chains = [[line["chain"] for line in run_records.lines(each.run.metrics)] for each in (alone, slowed)]

@@ -2,13 +2,16 @@
 
 import random
 from operator import mul
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import groups_of
 
 from elastic.reduce.balance import Balance, best_split
 from elastic.reduce.tree import span
+from elastic.train.loop.loop import Loop
 
 SHARD_S = 0.05
 
@@ -88,18 +91,32 @@ def test_a_slow_rank_has_fewer_shards_until_it_is_fast_again(shards, ranks, fixe
         assert some.run(200) <= 1.15
 
 
-@given(st.data())
-def test_any_seconds_give_splits_that_are_known_in_time(data):
+@given(st.integers(2, 4), st.integers(0, 5), st.integers(0, 9), st.integers(0, 2**32))
+def test_any_seconds_give_splits_that_are_known_in_time(ranks, reads_ahead, spare, seed):
     """Whatever ranks measure: all shards are there, and a split that was given stays."""
-    ranks, reads_ahead = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 5))
-    shards = ranks + data.draw(st.integers(0, 9))
+    shards, draw = ranks + spare, random.Random(seed)
     equal = tuple(len(span(shards, ranks, rank)) for rank in range(ranks))
     balance, given_out = Balance(equal, reads_ahead), {}
-    seconds = st.one_of(st.floats(1e-9, 10), st.sampled_from([1e-9, 1.0, 3.0]))
-    for step in range(1, 1 + data.draw(st.integers(1, 80))):
+    for step in range(1, 121):
+        if step % 40 == 1:
+            speeds = [draw.choice([1e-9, 1.0, 3.0]) for _ in equal]
         for ahead in range(step, step + 1 + reads_ahead):
             counts = balance.counts(ahead)
             assert sum(counts) == shards and min(counts) >= 1
             assert given_out.setdefault(ahead, counts) == counts
-        own_s = data.draw(st.none() | st.tuples(*[seconds] * ranks))
-        balance.add(step, own_s)
+        balance.add(step, draw.choice([None, *[[draw.uniform(1e-9, each) for each in speeds]] * 9]))
+
+
+def agreed(member, of_ranks):
+    """How far ahead this rank knows its split, where it has one of its own."""
+    link = SimpleNamespace(options=SimpleNamespace(balance=of_ranks[member.rank]))
+    of_steps = SimpleNamespace(exchange=SimpleNamespace(spans=[range(4), range(4, 8)]))
+    parts = SimpleNamespace(link=link, groups=groups_of(member), trace=None)
+    found = Loop._balance_of(SimpleNamespace(parts=parts, _of_steps=of_steps), reads_ahead=member.rank)
+    return found and found._lead
+
+
+@pytest.mark.parametrize(("of_ranks", "lead"), [(["auto", "auto"], 2), (["auto", "off"], None)])
+def test_ranks_agree_whether_and_how_early_shards_move(ranks, of_ranks, lead):
+    """Nodes that cut differently would wait for each other for ever, or add up other shards."""
+    assert ranks.run(2, agreed, of_ranks) == [lead] * 2

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from orders import order_of
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ChainDataset, DataLoader, Dataset
 
 from elastic.data.loader import Data, Loader, check_dataset
 from elastic.data.order import SORTED_UP_TO, SampleOrder, Tail
@@ -209,8 +209,23 @@ def test_the_size_alone_decides_which_order_a_run_has(samples):
 ALL = 20
 
 
+OWN = np.random.default_rng(0)
+
+
+def data_of(**arguments):
+    loader = Loader(dataset=range(ALL), order=order_of(**arguments), device=torch.device("cpu"))
+    return Data(loader=loader)
+
+
+def stepped(data, state):
+    """By run.steps, which looks at both before anything else, so that no run is begun with them."""
+    run = object.__new__(Run)
+    run._loop_end = None
+    next(Run.steps(run, data, state))
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("given", "says"),
     [
         ({}, "found neither"),
         ({"epochs": 2, "steps": 9}, "found epochs=2 and steps=9"),
@@ -227,11 +242,29 @@ ALL = 20
         ({"epochs": 1, "order": lambda _e: [True] * 20}, "found bool [20]"),
         ({"epochs": 2, "order": lambda e: range(8 + 16 * e)}, "order(1): expected sample numbers"),
         ({"epochs": 3, "order": lambda e: range(20 - 7 * e)}, "order(2): expected at least one"),
+        # Hard examples chosen by the training so far, or a generator of its own.
+        (
+            lambda: order_of(epochs=2, order=lambda _e: OWN.permutation(ALL)).of_epoch(1),
+            "order(1): expected the same samples at each call",
+        ),
+        # Own orders may differ in the number of steps: a single one would be wrong for some epoch.
+        (
+            lambda: data_of(epochs=2, order=lambda e: range(8 * e + 8)).steps_per_epoch,
+            "found 1 to 2; use step",
+        ),
+        # A DataLoader's batches would be taken for samples.
+        (lambda: check_dataset(DataLoader([1, 2, 3]), "run.data"), "found a DataLoader"),
+        (lambda: check_dataset(ChainDataset([]), "run.data"), "found ChainDataset"),
+        (lambda: check_dataset(Dataset(), "run.data"), "found Dataset"),
+        (lambda: check_dataset({"images": [1], "labels": [2]}, "run.data"), "found dict"),
+        (lambda: stepped(DataLoader([1, 2]), None), "found DataLoader and"),
+        (lambda: stepped(data_of(epochs=1), {"model": 1}), "found Data and dict"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_refused(arguments, says):
+def test_an_argument_that_does_not_fit_is_refused(given, says):
+    """given: arguments of run.data, or a call."""
     with pytest.raises(UsageError) as refused:
-        order_of(**arguments)
+        given() if callable(given) else order_of(**given)
     assert says in str(refused.value)
 
 
@@ -265,66 +298,7 @@ def test_an_own_order_draws_from_its_epochs_stream():
     assert first[0] != first[1] != first[2]
 
 
-def test_an_order_of_more_than_the_epoch_is_refused():
-    """Hard examples chosen by the training so far, or a generator of its own: a resume would choose
-    others.
-    """
-    own = np.random.default_rng(0)
-    order = order_of(epochs=2, order=lambda _epoch: own.permutation(ALL))
-    with pytest.raises(
-        UsageError, match=r"(?s)order\(1\): expected the same samples at each call.*elastic.Values"
-    ):
-        order.of_epoch(1)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(9))
-
-
-class Unsized(Dataset):
-    def __getitem__(self, index):
-        return index
-
-
-@pytest.mark.parametrize(
-    ("dataset", "says"),
-    [
-        (DataLoader([1, 2, 3]), "found a DataLoader"),
-        (Stream(), "found Stream"),
-        (Unsized(), "found Unsized"),
-        ({"images": [1], "labels": [2]}, "found dict"),
-    ],
-)
-def test_what_has_no_samples_by_number_is_refused(dataset, says):
-    """A stream, a DataLoader (whose batches would be taken for samples), and the like."""
-    with pytest.raises(UsageError) as refused:
-        check_dataset(dataset, "run.data")
-    assert says in str(refused.value)
-
-
-def data_of(**arguments):
-    loader = Loader(dataset=range(ALL), order=order_of(**arguments), device=torch.device("cpu"))
-    return Data(loader=loader)
-
-
 def test_data_say_how_many_steps_an_epoch_has():
-    """Own orders may differ in it; a single number would be wrong for some epoch."""
     assert data_of(epochs=3).steps_per_epoch == 2
     assert data_of(epochs=3, order=lambda _e: range(8)).steps_per_epoch == 1
     assert data_of(steps=5).steps == 5
-    with pytest.raises(UsageError, match=r"found 1 to 2; use step\.ends_epoch"):
-        _ = data_of(epochs=2, order=lambda e: range(8 * (e + 1))).steps_per_epoch
-
-
-@pytest.mark.parametrize(
-    ("data", "state", "says"),
-    [(DataLoader([1, 2]), None, "found DataLoader and"), (None, {"model": 1}, "found Data and dict")],
-)
-def test_run_steps_names_what_it_was_given_instead(data, state, says):
-    """Before anything else is looked at, so that no run is begun with it."""
-    run = object.__new__(Run)
-    run._loop_end = None
-    with pytest.raises(UsageError) as refused:
-        next(Run.steps(run, data or data_of(epochs=1), state))
-    assert says in str(refused.value)

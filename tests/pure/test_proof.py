@@ -19,6 +19,7 @@ from steps import ALONE, groups_of
 from torch import nn
 
 from elastic.errors import RecipeNotExact
+from elastic.observe.log import EventLog
 from elastic.proof.evidence import (
     CUT,
     NOTHING,
@@ -163,6 +164,17 @@ def test_a_difference_with_no_room_for_a_third_ends_the_run(tmp_path):
             again_at(tmp_path / "missing" / "evidence", earlier).compare(other)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_variable_that_does_not_come_back_is_named_once(tmp_path, capsys):
+    log = EventLog(tmp_path / "n.jsonl", node="n", clock=FakeClock())
+    for number in (7, 8):
+        earlier = Earlier(is_rehearsal=True, found=[computed(variables=texts("best", number))])
+        again = replace(again_at(tmp_path / "evidence", earlier), log=log)
+        assert again.compare(computed(variables=texts("best", 9))).not_restored == {
+            "best": f"{number} then, 9 now"
+        }
+    assert capsys.readouterr().out.count("does not bring back best") == 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from saved_state import Holder
 from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -14,6 +15,7 @@ import elastic
 from elastic.errors import UsageError
 from elastic.train import refuse
 from elastic.train.loop.ends import LoopEnd
+from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
@@ -144,6 +146,15 @@ def test_a_computation_left_half_done_is_not_continued():
     ):
         step.mean_loss(lambda batch: model(batch.data[0]).mean())
     assert "was left half done" in str(step.error)
+
+
+def test_a_state_that_no_save_could_keep_is_refused_at_once():
+    """An optimizer may have its state from its first step on, long before a save is due."""
+    loop = SimpleNamespace(parts=SimpleNamespace(state=State(kept=Holder({"seen": {1}}))))
+    step = SimpleNamespace(error=None, number=5)
+    Loop._check_body(loop, step, first=4)
+    with pytest.raises(UsageError, match="expected tensors, numbers, strings"):
+        Loop._check_body(loop, step, first=5)
 
 
 @pytest.mark.parametrize("place", ["before the loop", "after the loop"])
