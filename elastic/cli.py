@@ -148,7 +148,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     from elastic.agent.worker_process import Spawner
     from elastic.report.monitors import open_monitors
 
-    imports_library = preflight.imports_library(Path(options.recipe))
+    modules = preflight.imported_first(Path(options.recipe))
     preflight.check_command(options)
     environment.pin_threads()
     environment.set_up_malloc()
@@ -157,8 +157,8 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
     with contextlib.ExitStack() as opened:
         monitors = open_monitors(options, opened)
         # torch takes seconds to import. Mistakes in the command are refused before that, and the
-        # fork server imports it while the agent starts.
-        spawner = Spawner(partial(print, flush=True), forks=imports_library)
+        # fork server imports it, and what the recipe names, while the agent starts.
+        spawner = Spawner(partial(print, flush=True), modules)
         opened.enter_context(contextlib.closing(spawner))
         from elastic.agent.launch import launch
 

@@ -13,7 +13,9 @@ import ast
 import signal
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from elastic.agent.run_directory import rendezvous_config
@@ -40,8 +42,10 @@ _CLOCK = SystemClock()
 _STDERR = 2
 
 
-def imports_library(recipe: Path) -> bool:
-    """Whether the script imports `elastic` anywhere. Raises UsageError when it is not Python."""
+def imported_first(recipe: Path) -> tuple[str, ...] | None:
+    """The modules that the script imports outside functions and branches, without those of its own
+    folder; None where it imports `elastic` nowhere. Raises UsageError when it is not Python.
+    """
     try:
         tree = ast.parse(recipe.read_bytes())
     except FileNotFoundError as error:
@@ -50,13 +54,20 @@ def imports_library(recipe: Path) -> bool:
         ) from error
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise UsageError(f"expected a Python script in {recipe}, found something else: {error}") from error
-    imported: set[str] = set()
-    for statement in ast.walk(tree):
+    if "elastic" not in {name.partition(".")[0] for name in _imported(ast.walk(tree))}:
+        return None
+    own = [str(recipe.resolve().parent)]
+    return tuple(
+        name for name in _imported(tree.body) if PathFinder.find_spec(name.partition(".")[0], own) is None
+    )
+
+
+def _imported(statements: Iterable[ast.AST]) -> Iterator[str]:
+    for statement in statements:
         if isinstance(statement, ast.Import):
-            imported.update(alias.name for alias in statement.names)
+            yield from (alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom) and not statement.level:
-            imported.add(statement.module or "")
-    return "elastic" in {name.partition(".")[0] for name in imported}
+            yield statement.module or ""
 
 
 def check_command(options: Options) -> None:
@@ -119,8 +130,7 @@ def check_recipe(options: Options, run: RunDir, nproc: int, spawner: Spawner) ->
     `declared_identity` and `check_run_dir`.
     """
     recipe = Path(options.recipe)
-    is_plain = not imports_library(recipe)
-    if is_plain:
+    if imported_first(recipe) is None:
         if options.from_ is not None:
             raise UsageError(
                 f"expected a recipe that imports elastic, found --from with {recipe}, whose state is its own responsibility"

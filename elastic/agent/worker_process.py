@@ -63,14 +63,15 @@ class Spawner:
     when a worker starts.
     """
 
-    def __init__(self, report: Callable[[str], None], *, forks: bool = True) -> None:
-        """report: prints a line on the console. forks: from a fork server that imports meanwhile.
+    def __init__(self, report: Callable[[str], None], modules: tuple[str, ...] | None = ()) -> None:
+        """report: prints a line on the console. modules: as in `preload`; the fork server imports
+        them meanwhile.
 
         Raises CannotStart.
         """
         self.report = report
         self.interrupted = never  # whether workers are waited for no more
-        self._modules: tuple[str, ...] | None = () if forks else None  # as in Preload
+        self._modules = modules
         self._said = ""
         self._begin()
 
@@ -89,16 +90,17 @@ class Spawner:
                 self._server = spawn_server(theirs, self._output)
         except OSError as error:
             raise CannotStart(f"no process can be started ({error})") from error
-        self.preload(self._modules)
+        self.preload(None if self._modules is None else ())
 
     def preload(self, modules: tuple[str, ...] | None) -> None:
-        """Have the server import these, which the recipe was seen to import. Returns at once.
+        """Have the server import these as well, which the recipe imports. Returns at once.
         None: processes can inherit nothing, and are spawned from now on.
         """
-        self._modules = modules
+        # All of them, as another server may have to begin anew.
+        self._modules = None if modules is None else (*(self._modules or ()), *modules)
         self._awaited += 1
         with suppress(CannotStart):  # the wait for the answer says so
-            self._send(Preload(modules=modules))
+            self._send(Preload(modules=self._modules))
 
     def wait_ready(self, interrupted: Callable[[], bool] = never) -> None:
         """Return once the server has imported everything, or when `interrupted()`.

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from elastic.agent.preflight import imports_library
+from elastic.agent.preflight import imported_first
 from elastic.check.check import Checked, Proof, Result, check
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
@@ -29,7 +29,7 @@ def run_check(options: CheckOptions) -> int:
     if not options.as_json:
         _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
     try:
-        if not imports_library(Path(options.recipe)):
+        if imported_first(Path(options.recipe)) is None:
             raise UsageError(
                 f"expected a recipe that imports elastic, found that {options.recipe} does not, so that nothing can be compared"
             )

@@ -2,7 +2,8 @@
 
 It has imported the driver of object stores as well: otherwise every process of a run in one takes
 half a second for it. An agent forks its own fork server from itself, where it has one thread: to
-import torch anew there would take seconds in each test. test_fork_server.py spawns real ones.
+import torch anew there would take seconds in each test. test_fork_server.py spawns real ones. The
+commands of `elastic-train check` are forked likewise.
 
 DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that
 one. DRILL_SCRIPT, a path, is run instead of the command. DRILL_RUNS, a path of a script, is run
@@ -14,11 +15,14 @@ import functools
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import botocore.session
@@ -28,6 +32,8 @@ import torch.distributed.run  # noqa: F401
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
 from elastic.agent import worker_process
+from elastic.check import runs
+from elastic.config import environment
 from elastic.system import stop_signals
 from elastic.system.processes import die_with_parent, thread_count
 from elastic.worker import fork_server
@@ -57,11 +63,27 @@ class Fork:
 def fork_or_spawn(theirs: Connection, output: IO[bytes]) -> Any:
     if thread_count() > 1:
         return spawn_server(theirs, output)
-    agent = os.getpid()
+    return Fork(forked(output, lambda: fork_server.ForkServer(theirs).serve()))
+
+
+def run_forked(command: list[str], *, env: dict[str, str], stdout: IO[bytes], **_how: Any) -> Any:
+    """As subprocess.run: a command of `elastic-train check`."""
+
+    def run() -> None:
+        environment.replace(env)
+        sys.argv = command[command.index("elastic.cli") :]
+        cli.command()
+
+    return SimpleNamespace(returncode=Fork(forked(stdout, run)).wait())
+
+
+def forked(output: IO[bytes], run: Callable[[], object]) -> int:
+    """The pid of a child that runs it in a session of its own, and dies with this process."""
+    parent = os.getpid()
     if pid := os.fork():
-        return Fork(pid)
+        return pid
     try:
-        die_with_parent(agent)
+        die_with_parent(parent)
         os.setsid()
         for number in stop_signals.ALL:
             if callable(signal.getsignal(number)):
@@ -73,7 +95,7 @@ def fork_or_spawn(theirs: Connection, output: IO[bytes]) -> Any:
             stream = unbuffered(descriptor, getattr(sys, name))
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-        fork_server.ForkServer(theirs).serve()
+        run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -95,6 +117,9 @@ def enter(pid: str) -> None:
 
 if __name__ == "__main__":
     worker_process.spawn_server = fork_or_spawn
+    runs.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+        run=run_forked, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired
+    )
     if first := os.environ.get("DRILL_RUNS"):
         runpy.run_path(first)
     if namespaces := os.environ.pop("DRILL_NAMESPACES", None):

@@ -2,10 +2,10 @@
 
 import json
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+import pytest
 
 from elastic.check import plan
 from elastic.errors import EXIT_INTERRUPTED
@@ -29,25 +29,24 @@ for step in run.steps(data, elastic.State(model=model)):
 """
 
 
-def check(recipe: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "elastic.cli", "check", str(recipe), *words],
-        cwd=recipe.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def check(drill):
+    """Starts `elastic-train check` of the recipe with this last line."""
+
+    def begin(last_line, *words, env=None):
+        recipe = drill.folder / "recipe.py"
+        recipe.write_text(RECIPE.format(last_line=last_line))
+        return drill.command(["check", str(recipe), *words], env)
+
+    return begin
 
 
-def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
+def test_a_check_finds_a_variable_that_no_restart_restores(check, drill):
     """A counter of the loop sets the learning rate: exact until a process is replaced."""
-    recipe = tmp_path / "counting.py"
-    recipe.write_text(RECIPE.format(last_line="step.log(count=count)"))
+    checking = check("step.log(count=count)", "--steps", "6", "--json")
+    checking.ends_with(1)
 
-    done = check(recipe, "--steps", "6", "--json")
-
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(checking.output)
     assert found["result"] == "differs"
     assert (found["steps"], found["steps_of_run"]) == (6, 32)
     by_proof = {each["proof"]: each for each in found["proofs"]}
@@ -59,16 +58,13 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
     assert differs["step"] <= 6
     assert "elastic.Values" in found["cause"]
     assert found["not_compared"][:2] == [f"the run of {plan.KILLED}", "the steps after step 6"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.py"]
+    assert {path.name for path in drill.folder.iterdir()} == {"gates", "printed-0", "recipe.py"}
 
 
-def test_a_check_that_is_stopped_leaves_nothing(drill):
+def test_a_check_that_is_stopped_leaves_nothing(check, drill):
     """In the middle of a run. Every process of the check has the drill's folder as its own."""
-    recipe = drill.folder / "stopped.py"
-    recipe.write_text(RECIPE.format(last_line=""))
     with tempfile.TemporaryDirectory() as folder:  # the path of a socket in it must not become too long
-        words = [sys.executable, "-m", "elastic.cli", "check", str(recipe), "--steps", "3"]
-        checking = drill.execute(words, {"TMPDIR": folder})
+        checking = check("", "--steps", "3", env={"TMPDIR": folder})
         drill.waits_for(lambda: "calm  " in checking.output, "the calm run")
         checking.signal(signal.SIGTERM)
         checking.ends_with(EXIT_INTERRUPTED)
@@ -76,17 +72,14 @@ def test_a_check_that_is_stopped_leaves_nothing(drill):
         assert list(Path(folder).iterdir()) == []
 
 
-def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):
+def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(check, drill):
     """Of a step of the first run. JSON on stdout has it too."""
-    recipe = tmp_path / "step.py"
-    recipe.write_text(
-        RECIPE.format(last_line="step.mean_loss(lambda batch: model(batch.data[0]).sum(), 1, 2)")
-    )
-    done = check(recipe, "--json")
-    assert done.returncode == 2
-    assert done.stderr.startswith("elastic-train: expected step.mean_loss(")
-    document = json.loads(done.stdout)
+    checking = check("step.mean_loss(lambda batch: model(batch.data[0]).sum(), 1, 2)", "--json")
+    checking.ends_with(2)
+    printed, _, refusal = checking.output.partition("\nelastic-train: ")
+    document = json.loads(printed)
     assert (document["result"], document["exit_code"]) == ("refused", 2)
-    assert f"elastic-train: {document['error']}\n" == done.stderr
-    assert f"\n  at {recipe}:16: " in done.stderr
-    assert "Traceback" not in done.stderr
+    assert document["error"] == refusal.rstrip()
+    assert refusal.startswith("expected step.mean_loss(")
+    assert f"\n  at {drill.folder}/recipe.py:16: " in refusal
+    assert "Traceback" not in refusal

@@ -95,7 +95,7 @@ class Node:
         self.reported: list[str] = []
         self.logs = 0
         self.spawner = Spawner(self.reported.append)
-        self.spawns = Spawner(self.reported.append, forks=False)
+        self.spawns = Spawner(self.reported.append, modules=None)
 
     def close(self) -> None:
         self.spawner.close()

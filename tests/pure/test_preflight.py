@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from elastic.agent import preflight
-from elastic.agent.preflight import address_of, check_command, check_run_dir, imports_library
+from elastic.agent.preflight import address_of, check_command, check_run_dir, imported_first
 from elastic.agent.run_directory import claim
 from elastic.agent.worker_process import Spawner
 from elastic.config.identity import Identity
@@ -33,7 +33,7 @@ DECLARED = Identity(
 
 def declared_identity(path, arguments):
     """By a process that imports everything itself."""
-    with closing(Spawner(print, forks=False)) as spawner:
+    with closing(Spawner(print, modules=None)) as spawner:
         return preflight.declared_identity(spawner, path, arguments)
 
 
@@ -44,18 +44,19 @@ def recipe(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "uses"),
+    ("text", "found"),
     [
-        ("import elastic", True),
-        ("def main():\n    from elastic import start", True),
-        ("import elasticsearch", False),
-        ("from .elastic import start", False),
-        ("print('import elastic')  # import elastic", False),
+        ("import elastic, os.path\nif 1:\n    import json\nfrom own import x", ("elastic", "os.path")),
+        ("def main():\n    from elastic import start", ()),
+        ("import elasticsearch", None),
+        ("from .elastic import start", None),
+        ("print('import elastic')  # import elastic", None),
     ],
 )
-def test_a_script_that_imports_the_library_is_told_apart(tmp_path, text, uses):
-    """Look-alikes, comments and imports inside functions."""
-    assert imports_library(recipe(tmp_path, text)) == uses
+def test_what_a_recipe_imports_first_is_read_from_its_text(tmp_path, text, found):
+    """Without modules of its own folder. Look-alikes, comments and imports inside functions."""
+    (tmp_path / "own.py").touch()
+    assert imported_first(recipe(tmp_path, text)) == found
 
 
 PARSER = """
