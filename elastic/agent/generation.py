@@ -123,7 +123,10 @@ class NodeGeneration:
         self.close(DIVERGED, f"{reason}: {self.failure.message}")
 
     def end_run(self, reason: str) -> RunEnd:
-        """A worker ended as it would again after a restart: end the run on all nodes, as it did."""
+        """A worker ended as it would again after a restart: end the run on all nodes, as it did.
+
+        Its own workers are killed first: their errors name the reason.
+        """
         parts = self._parts
         self.kill_workers()
         self.failure = self._first_failure(reason)

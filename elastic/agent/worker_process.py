@@ -140,6 +140,7 @@ class Spawner:
         `interrupted()`, which is asked again and again: a node that is to leave needs no workers.
         """
         try:
+            self.receive()
             if self.exit_code is not None:
                 self.report("the fork server died; another one is started")
                 self.close()

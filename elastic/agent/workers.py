@@ -136,7 +136,7 @@ class NodeWorkers:
     def kill(self, culprit: WorkerError | None, *, within_s: float = KILL_WAIT_S) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited.
 
-        within_s: then their parent is killed as well, which has not reported an exit: it is
+        within_s: without a report of their exits by then, the fork server is killed as well: it is
         stopped, or a device or a file system holds a worker.
         """
         self.poll()

@@ -257,13 +257,14 @@ class Agreement:
             self._settle(self.known, vote if step == self.known.step else None)
 
     def _settle(self, known: Divergence, redo: int | None) -> None:
-        """The steps were done again and the ranks agree: a machine was wrong, it seems."""
+        """The ranks agree again: a machine was wrong, as an audit has said, or as it seems."""
         nodes, comparison = nodes_at_fault(known, redo), self.comparison
         self.known = None
         if comparison.log is not None:
             comparison.log.record(
                 DivergenceJudged(step=known.step, entry=known.entry, nodes=list(nodes), verdict="machine")
             )
+        if comparison.log is not None and not known.at_fault:
             print(
                 f"the ranks differed in step {known.step} and agree now that it was done again: a machine computed something else "
                 f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read what another process changed (a file, a clock)"

@@ -158,7 +158,7 @@ class StepAgain:
         )
 
     def compare(self, found: ComputedStep) -> Rehearsed | Overlapped:
-        """The step was done again, and has the result that it had.
+        """The step was done again: compare it with what it was.
 
         Raises SystemExit for a third computation, and RecipeNotExact, on every rank.
         """

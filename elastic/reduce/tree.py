@@ -70,8 +70,8 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
         stack.push(block, parts[block])
     is_whole = tuple(stack.parts) == blocks(range(shards))
     assert is_whole, f"blocks {sorted(parts)} do not cover {shards} leaves exactly once"
-    # The rest are subtrees of falling size. The right half of each node above them that has two
-    # halves is all that lies to the right of its left half, passed through up to its height.
+    # The rest are subtrees of falling size, of 7 leaves those of 4, 2 and 1. The right half of a
+    # node is all that lies to the right of its left half: 4 + (2 + 1).
     return reduce(lambda right, left: add(left, right), reversed(stack.parts.values()))
 
 

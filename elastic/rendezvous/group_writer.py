@@ -78,8 +78,8 @@ def granted(
 
     Those of one moment come in the order of their names, which gives neighbours neighbouring ranks.
     is_member: whether the writer is one. A newcomer takes members for alive that it has just begun
-    to watch, and a node that withdraws would leave its state to them. Of a member's belief it may
-    be sure of one: the member that writes is alive.
+    to watch, and a node that withdraws would leave its state to them. A member that writes is
+    itself alive, and keeps the state.
     """
     about = _about(group)
     for name, text in sorted(requests.items()):

@@ -6,8 +6,8 @@ keep the detector from doing harm:
 
 A node is reported unreachable later (1.5 keep-alive periods of silence) than it is taken for dead
 (one). So a node that simply died is evicted first, and nothing about a partition is ever reported.
-In a wide group a node watches few others all the time. It reports one only after it has seen its
-heartbeats arrive while the probes did not.
+In a wide group a node watches few others all the time. It reports one only where it has once seen
+its heartbeats change.
 
 Where no probe has ever come through, nothing is known and nothing is reported. A firewall may drop
 UDP and pass TCP: then this protection is lost, and nothing else.
@@ -106,7 +106,7 @@ class ProbeExchange:
         }
 
     def due(self, now_s: float) -> list[tuple[Probe, Address]]:
-        """What to send once in every `interval_s`; a peer that was not heard of late answers."""
+        """What to send once in every `interval_s`; a peer not heard lately is asked to answer."""
         return [
             (self._probe(name, hears=self._is_recent(name, now_s)), where)
             for name, where in self._peers.items()

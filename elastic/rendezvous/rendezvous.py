@@ -76,8 +76,8 @@ class GroupView:
 
     `fenced`: the group went on without this node, which must stop its workers and join.
     `newcomers`: waiting nodes that a new generation would admit. `lost`: ids of members that were
-    found dead. `cause` and `failure`: why the generation was closed, if neither `open` nor
-    `fenced`.
+    found dead. `cause` and `failure`: why the group's last generation was closed, unless it is
+    open.
     """
 
     open: bool

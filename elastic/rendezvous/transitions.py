@@ -76,7 +76,10 @@ PARTITIONED = "because the network between the others and me is cut"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Readings of this node's own monotonic clock, in seconds; `now_s` while it is not so."""
+    """Readings of this node's own monotonic clock, in seconds.
+
+    Each `since` is `now_s` as long as its condition does not hold.
+    """
 
     now_s: float
     closed_since_s: float  # the group is not open, seen by this node while it waits

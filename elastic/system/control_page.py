@@ -1,11 +1,9 @@
 """An agent and its workers share a little memory; each word of it is read whole, old or new.
 
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
-Agent and workers write the drain request; the agent, where the memory for snapshots is, and for
-what size there is none. Workers write how much of that memory they want, the step that they
-restored, the last one that all nodes keep in memory, whether a difference between ranks is settled,
-and each worker its own heartbeat and votes. The page vanishes with the agent. It needs Linux
-(memfd, /proc).
+Agent and workers write the drain request; the agent, how it is meant, where the memory for
+snapshots is, and for what size there is none; workers all else. The page vanishes with the agent.
+It needs Linux (memfd, /proc).
 """
 
 import mmap

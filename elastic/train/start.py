@@ -83,7 +83,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()
-    if launch.agent is None:  # it runs before what was registered above, which it needs
+    if launch.agent is None:  # the end of the script needs what was registered above: last in, first out
         forked_child.at_own_exit(standalone.end_script)
     page = ControlPage.open(link.control_page)
     heartbeat = HeartbeatSender(page, groups.local_rank)

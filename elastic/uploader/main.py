@@ -1,4 +1,4 @@
-"""Every offer gets a result, and its slot is given back, as long as the uploader lives.
+"""Every offer that it can read gets a result, and its slot is given back, while the uploader lives.
 
 One save is made at a time. Offers that come meanwhile wait in the socket; of those whose snapshot
 is still there then, the newest is saved next, because an older state is worth nothing. Where the

@@ -101,8 +101,8 @@ class Offer:
 
     It lies in `slot`, and was published there as `seq`; its header tells the rest. `step` and
     `generation` are repeated here for a result, should it be written over. `resumed_from`: the step
-    of the checkpoint from which training resumed, None where that is not known; retention distrusts
-    what was passed over then. `is_final`: no training goes on beside the save.
+    of the checkpoint from which training resumed, above which retention distrusts older
+    generations; None where that is not known. `is_final`: no training goes on beside the save.
     """
 
     step: Count

@@ -99,7 +99,7 @@ class Saver:
             return not self._fence.admits(offer.generation)
 
         limit_s = save_limit_s(self._config.save_deadline_s, size_bytes)
-        # A save that fails ends once its snapshot is hashed.
+        # Leaving it waits for the hash, also where the save fails.
         with ThreadPoolExecutor(1, f"hash-{offer.step}") as thread:
             return commit(
                 self._store,

@@ -3,8 +3,8 @@
 The fork server is that process; each agent has one, and runs it as `python -P -u -m
 elastic.worker.fork_server DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair.
 Messages are in elastic/system/fork_protocol.py. Where a worker may not go on with what is imported
-here, the fork executes a new interpreter, which imports everything itself; until then it makes only
-system calls, because other threads may have held locks. An agent that asks for no imports has all
+here, the fork executes a new interpreter, which imports everything itself; until then it takes no
+lock of a library, because other threads may have held it. An agent that asks for no imports has all
 workers started so.
 
 What may be in a process that is forked from, and what may not:
@@ -20,8 +20,7 @@ What may be in a process that is forked from, and what may not:
 - The user's own modules may not. Such a module may read RANK, open a file or start a thread when it
   is imported, and it may be edited between two generations. So this process never runs a line of
   them: the preflight says which installed modules they import, and each worker runs them itself.
-- State that should differ between workers may not stay as it is: each child seeds its random
-  generators itself (main.py).
+- What imports drew from random generators may not stay: each child seeds them anew (main.py).
 
 Threads, CUDA, process groups and the user's modules are checked before every fork, because any
 installed package may bring them in when it is imported. If a check fails, the worker is a new

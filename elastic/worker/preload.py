@@ -8,14 +8,15 @@ That does not make all imports safe. An installed package may import a module by
 of the user's also has, and Python keeps one module for each name. So after the imports two things
 are checked: no module was loaded from outside the installed folders, and no file beside the recipe
 has the name of a module that is loaded. `Preloaded.conflict` has the answer; with a conflict no
-worker is forked. And a recipe may change a variable, or put a folder in front of an inherited
-module, after plain python would have run the module under the change: `elastic.start` compares once
-(`tell`). A preflight that finds a change has the agent spawn all workers, which inherit nothing. A
-worker that finds one where the preflight found none says so. It does not know whether the change
-came before the import: then the workers are spawned in vain. It does not see finders, or stand-ins
-that a recipe puts into `sys.modules`.
+worker is forked. And a recipe may change a variable, or `sys.path`, before it imports a module:
+plain python runs the module under the change, and a forked process has it already. `elastic.start`
+compares both with what they were (`tell`). A preflight that finds a change has the agent spawn all
+workers, which inherit nothing; in vain, where the change came after the import. A worker that finds
+one where the preflight found none says so. Neither sees finders, nor stand-ins that a recipe puts
+into `sys.modules`.
 
-What the recipe imports is known from its preflight, which has run it up to `elastic.start`. A
+What the recipe imports is known from its text, as far as it names installed modules outside
+functions and branches, and then from its preflight, which has run it up to `elastic.start`. A
 module that it imports later costs each worker its time, and changes nothing that the script sees.
 """
 
@@ -163,4 +164,4 @@ def tell(launch: environment.Launch) -> None:
             modules = [n for n, file in loaded_files().items() if n not in inherited and is_installed(file)]
             answer.with_suffix(environment.MODULES).write_text("\n".join(modules))
     elif found:
-        print(f"this worker was forked before: {found}, and all workers are spawned", file=sys.stderr)
+        print(f"this worker was forked before, and a spawned one could differ: {found}", file=sys.stderr)

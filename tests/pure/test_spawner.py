@@ -87,7 +87,6 @@ def test_a_leaving_node_waits_for_no_new_fork_server(servers):
     said, asked = [], []
     spawner = Spawner(said.append)
     servers[0].connection.close()
-    spawner.receive()
     spawner.renew(lambda: asked.append(1) or len(asked) == 3)
     assert (len(asked), said) == (3, ["the fork server died; another one is started"])
     assert servers[1].kills == 0

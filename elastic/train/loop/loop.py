@@ -203,7 +203,7 @@ class Loop:
     def _open(
         self, number: int, batches: Iterator[list[Batch]], auditor: Auditor, *, is_audited: bool
     ) -> Step:
-        """Until its first sum the step is the recipe's own code, which may evaluate something."""
+        """The step that the recipe gets. Until its first sum the recipe may evaluate something."""
         parts = self.parts
         if is_audited and parts.output is not None:
             parts.output.audits.interval.begin(number)

@@ -130,7 +130,8 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 break
             self._reject(rejected, [untried[0].rejected(found)])
-        # The snapshot of a step that is done again is kept where a node that left still needs it.
+        # The snapshot of a step that is done again is kept where the agent of a node that left
+        # waits until it is committed.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
         self._discard_newer(again.step if keeps_it else found.step)
         return found
@@ -236,7 +237,7 @@ class Restorer:
     def _snapshots(self) -> dict[int, Snapshot]:
         """Those in this node's memory that all ranks agreed on, by step, newest first.
 
-        Of one step the last published.
+        Of one step the last published, which comes last here.
         """
         whole = [] if self._slots is None else self._slots.whole()
         ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))

@@ -104,7 +104,7 @@ class Saving:
             self.checkpointing.save(saved.published, saved.info.step)
 
     def commit(self, saved: SavedState) -> str:
-        """Commit a state before which or after which there is no other; wait for it.
+        """Commit the first or the last state of a run, and wait for it.
 
         Returns what went wrong, or nothing; the same on every rank.
         """
