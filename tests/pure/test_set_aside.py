@@ -1,13 +1,18 @@
-"""--fresh renames a run directory whose place it has taken, and leaves the place free."""
+"""--fresh renames a run directory whose place it has taken, and leaves the place free. Local copies
+of a run at a URL are not taken for those of another run there.
+"""
 
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from elastic.agent.run_directory import set_aside
+from elastic.agent.run_directory import has_recorded_end, set_aside
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
+from elastic.events import RunFinished
+from elastic.observe.log import EventLog
+from elastic.observe.run_uid import claim_local_copies
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.meeting_place import NOBODY, Place
 from elastic.system.clock import SystemClock
@@ -64,3 +69,18 @@ def test_what_holds_no_run_is_not_renamed(tmp_path: Path) -> None:
     (tmp_path / "notes").touch()
     with pytest.raises(UsageError, match="holds files and no run"):
         set_aside(RunDir.parse(str(tmp_path)), SystemClock(), print)
+
+
+def test_a_run_begun_anew_elsewhere_takes_nothing_of_the_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket was emptied. This machine has the end of the older run."""
+    monkeypatch.chdir(tmp_path)
+    run, clock = RunDir.parse("memory://bucket/run"), SystemClock()
+    claim_local_copies(run, "run-1", clock)
+    log = EventLog(run.events / "a-agent.jsonl", node="a", clock=clock)
+    log.record(RunFinished(steps=9, epochs=1, digest="0" * 64))
+    claim_local_copies(run, "run-1", clock)
+    assert has_recorded_end(run)
+    with pytest.raises(UsageError, match=r"found: run-1; .*move it away"):
+        claim_local_copies(run, "run-2", clock)

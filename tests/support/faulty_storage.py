@@ -1,6 +1,6 @@
 """A proxy in front of a store that is reached over HTTP, and that fails as such stores do.
 
-Its faults are errors, silence, late and lost answers, and listings from before.
+Its faults are errors, silence, and late and lost answers.
 """
 
 import http.client
@@ -17,7 +17,6 @@ class Deed(Enum):
     SLOW_DOWN = "answers 503 SlowDown"
     HANG = "never answers"
     LOSE = "does what is asked and never says so"
-    STALE = "answers a listing as it did before"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,10 +29,7 @@ class Fault:
     struck: int = 0
 
 
-_ERRORS = {
-    Deed.ERROR: (500, "InternalError", "We encountered an internal error. Please try again."),
-    Deed.SLOW_DOWN: (503, "SlowDown", "Please reduce your request rate."),
-}
+_ERRORS = {Deed.ERROR: (500, "InternalError"), Deed.SLOW_DOWN: (503, "SlowDown")}
 
 
 class FaultyStorage:
@@ -45,7 +41,6 @@ class FaultyStorage:
         self._port = port
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
-        self._listings: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self._released = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
@@ -94,37 +89,28 @@ class FaultyStorage:
     def serve(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         # Before it is known to be struck: a healing in between then releases it.
         released = self._released
-        fault = self._struck(request.command, request.path)
-        deed = None if fault is None else fault.deed
+        deed = self._deed(request.command, request.path)
         if deed is Deed.HANG:
             released.wait(250)
             request.close_connection = True
             return
         if deed in _ERRORS:
-            status, code, text = _ERRORS[deed]
-            error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{text}</Message></Error>"
+            status, code = _ERRORS[deed]
+            error = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>No.</Message></Error>"
             _answer(request, status, {"Content-Type": "application/xml"}, error.encode())
             return
-        with self._lock:
-            before = self._listings.get(request.path)
-        if deed is Deed.STALE and before is not None:
-            _answer(request, *before)
-            return
-        status, headers, data = self._pass_on(request, body)
-        if "list-type" in request.path:
-            with self._lock:
-                self._listings[request.path] = status, headers, data
+        answer = self._pass_on(request, body)
         if deed is Deed.LOSE:
             request.close_connection = True
             return
-        _answer(request, status, headers, data)
+        _answer(request, *answer)
 
-    def _struck(self, method: str, path: str) -> Fault | None:
+    def _deed(self, method: str, path: str) -> Deed | None:
         with self._lock:
             for fault in self._faults:
                 if fault.times != fault.struck and fault.applies(method, path):
                     fault.struck += 1
-                    return fault
+                    return fault.deed
         return None
 
     def _pass_on(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:
