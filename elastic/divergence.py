@@ -6,7 +6,7 @@ once, or a recipe whose result depends on more than its inputs. The judgement is
 votes of both times.
 
 It does not name a machine that is wrong in the same way each time: that looks like a recipe. And a
-recipe that keeps something in its processes agrees in a redo, whose processes are new: what comes
+recipe that keeps something in its processes agrees the second time, in new processes: what comes
 again as many steps after the beginning may be either, and no machine is named.
 """
 
@@ -21,8 +21,8 @@ class Divergence:
     step: the first step after which it was found. agreed: the last one before, after which all
     ranks had the same state; 0 is the start. entry: the first entry of the state that differs, if
     it was found. votes, nodes: the checksum of each rank's state after `step`, and its node, in
-    rank order. at_fault: the nodes that were wrong, where an audit has shown it; otherwise the redo
-    shows it. began: the step with whose state the generation began.
+    rank order. at_fault: the nodes that were wrong, where an audit has shown it; otherwise the
+    second time shows it. began: the step with whose state the generation began.
     """
 
     generation: int
@@ -40,17 +40,19 @@ def vote_of(checksum: str) -> int:
     return int(checksum[:16], 16) >> 1
 
 
-def nodes_at_fault(found: Divergence, redo: int | None) -> tuple[str, ...]:
-    """The nodes that were wrong, now that the ranks agree on `redo` after the same step.
+def nodes_at_fault(found: Divergence, second_vote: int | None) -> tuple[str, ...]:
+    """The nodes that were wrong, now that the ranks agree on `second_vote` after the same step.
 
-    redo: None where it is not known. If no rank had that state the first time, because the error
-    reached all ranks through the sums of the steps since, those are to blame whose state differs
-    from that of most ranks; without a majority, every node may have been wrong.
+    second_vote: None where it is not known. If no rank had that state the first time, because the
+    error reached all ranks through the sums of the steps since, those are to blame whose state
+    differs from that of most ranks; without a majority, every node may have been wrong.
     """
     if found.at_fault or not found.votes:
         return found.at_fault
     most_common, count = Counter(found.votes).most_common(1)[0]
-    right = redo if redo in found.votes else most_common if 2 * count > len(found.votes) else None
+    right = (
+        second_vote if second_vote in found.votes else most_common if 2 * count > len(found.votes) else None
+    )
     wrong = (node for vote, node in zip(found.votes, found.nodes, strict=True) if vote != right)
     return tuple(dict.fromkeys(wrong))
 

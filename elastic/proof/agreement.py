@@ -39,15 +39,15 @@ _KEPT = 1 << 63  # above the 63 bits of a vote
 class Comparison:
     """Compares the ranks of one generation.
 
-    node: this rank's. log: on rank 0 alone. redo: the difference that ended the generation before,
-    where this node knows of it.
+    node: this rank's. log: on rank 0 alone. ended_by: the difference that ended the generation
+    before, where this node knows of it.
     """
 
     groups: ProcessGroups
     node: str
     generation: int
     log: EventLog | None
-    redo: Divergence | None = None
+    ended_by: Divergence | None = None
 
     def check_same_state(self, found: Evidence, *, step: int, known: Divergence | None) -> None:
         """Every rank passes the evidence of the state of `step` that it begins with.
@@ -81,7 +81,7 @@ class Comparison:
         ]
         # Before step 1 the script alone has made the objects: no machine is blamed.
         is_recipe = step == 0 or is_repeated(known, step)
-        is_late = may_come_as_late(self.redo, began=began, agreed=agreed, step=step)
+        is_late = may_come_as_late(self.ended_by, began=began, agreed=agreed, step=step)
         is_unclear = any(self.groups.all_gather(is_late)) and not is_recipe
         if self.log is not None:
             self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
@@ -110,11 +110,11 @@ class Comparison:
                     "command has made"
                 )
             raise RecipeNotExact(f"{what}. {why}")
-        redo = "it is loaded once more"
+        then = "it is loaded once more"
         if step != agreed:
-            redo = f"all agreed up to step {agreed}, and what follows is done again"
+            then = f"all agreed up to step {agreed}, and what follows is done again"
         raise StatesDiffer(
-            f"{what}; {redo}",
+            f"{what}; {then}",
             Divergence(
                 generation=self.generation,
                 step=step,
@@ -256,9 +256,9 @@ class Agreement:
         if self.known is not None and step >= self.known.step:
             self._settle(self.known, vote if step == self.known.step else None)
 
-    def _settle(self, known: Divergence, redo: int | None) -> None:
+    def _settle(self, known: Divergence, second_vote: int | None) -> None:
         """The ranks agree again: a machine was wrong, as an audit has said, or as it seems."""
-        nodes, comparison = nodes_at_fault(known, redo), self.comparison
+        nodes, comparison = nodes_at_fault(known, second_vote), self.comparison
         self.known = None
         if comparison.log is not None:
             comparison.log.record(

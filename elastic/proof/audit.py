@@ -177,7 +177,7 @@ class StepAudit:
         """What the shard `own` adds to the sum."""
         self._first.add_gradient(parameter, gradient)
 
-    def add_sum(self, function: Function, number: int) -> None:
+    def add_sum(self, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
         with self._timed(), self._auditor.undisturbed():
             self._call_again(number)
@@ -192,7 +192,7 @@ class StepAudit:
             self._check(self._sums, backward)
         self._sums = []
 
-    def check_loss(self, function: Function, number: int, backward: Callable[[Tensor], None]) -> None:
+    def check_loss(self, number: int, backward: Callable[[Tensor], None]) -> None:
         """Compare one loss, the gradients, and the sums since the last comparison.
 
         Raises as `check_sums`.
@@ -298,9 +298,9 @@ class StepAudit:
 
     def _came_before(self) -> bool:
         """In this step, which is done again, or as many steps after the beginning."""
-        redo, began = self._auditor.parts.link.divergence, self._auditor.began
-        is_same = redo is not None and redo.step == self._step
-        return is_same or may_come_as_late(redo, began=began, agreed=self._step - 1, step=self._step)
+        ended_by, began = self._auditor.parts.link.divergence, self._auditor.began
+        is_same = ended_by is not None and ended_by.step == self._step
+        return is_same or may_come_as_late(ended_by, began=began, agreed=self._step - 1, step=self._step)
 
     def _repeat(self, computation: Computation, calls: list[int], backward: Backward) -> Computation:
         """The same computation again, from its data on."""

@@ -59,8 +59,9 @@ class Layout:
 class Gradients:
     """The gradients of the parameters that are trained, from one training step to the next.
 
-    Call, in each computation: `begin_step`; around each own shard's backward `before_backward` and
-    `after_backward`, shards in order; `wait` for the sums; `assign` them to `.grad`.
+    Call, in each computation: `begin_computation`; around each own shard's backward
+    `before_backward` and `after_backward`, shards in order; `wait` for the sums; `assign` them to
+    `.grad`.
     """
 
     def __init__(self, trained: Trained, exchange: Exchange) -> None:
@@ -91,7 +92,7 @@ class Gradients:
         """Those of the computation that was begun last, which require a gradient."""
         return [*self._layout.parameters, *self._late]
 
-    def begin_step(self, shown: int | None = None, show: Show | None = None) -> None:
+    def begin_computation(self, shown: int | None = None, show: Show | None = None) -> None:
         """Before the first backward of a computation: no parameter has a gradient any more.
 
         shown: an own shard whose gradients `show` is given. They are added to those of its partner

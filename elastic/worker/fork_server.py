@@ -145,7 +145,10 @@ class ForkServer:
     def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started:
         """Returns in the parent alone."""
         recipe, parent = Path(request.command[0]), os.getpid()
-        obstacle = "" if self.preloaded is None else fork_obstacle(self.preloaded, recipe.resolve().parent)
+        preloaded, obstacle = self.preloaded, None
+        if preloaded is not None:
+            obstacle = fork_obstacle(preloaded, recipe.resolve().parent)
+        inherits = preloaded is not None and obstacle is None
         with stop_signals.blocked():  # the worker unblocks them
             try:
                 pid = os.fork()
@@ -156,7 +159,7 @@ class ForkServer:
                 # second fork server.
                 try:
                     die_with_parent(parent)
-                    self._become_worker(request, outputs, store, inherits=obstacle is None)
+                    self._become_worker(request, outputs, store, inherits=inherits)
                 except BaseException:
                     traceback.print_exc()
                 finally:

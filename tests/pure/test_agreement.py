@@ -207,7 +207,7 @@ def told(member, values, step, known_step=None, redo=False, agreed=None):
         node=f"node{member.rank}",
         generation=4,
         log=None,
-        redo=difference([1, 2], step=9, agreed=8) if redo and member.rank else None,
+        ended_by=difference([1, 2], step=9, agreed=8) if redo and member.rank else None,
     )
     try:
         if agreed is None:

@@ -30,7 +30,7 @@ def ones(count=2):
 
 def one_step(gradients, backward, used=None):
     """backward(shard) for every own shard, then the sums into `.grad`."""
-    gradients.begin_step()
+    gradients.begin_computation()
     for shard in gradients._exchange.own_shards:
         gradients.before_backward(shard)
         backward(shard)
@@ -91,7 +91,7 @@ def test_a_closed_sum_shards_the_parameters_alone():
     """
     gradients = gradients_of(parameter := ones())
     gradients.close()
-    gradients.begin_step()
+    gradients.begin_computation()
     parameter.sum().backward()
     assert gradients.used() == [0.0]
 

@@ -94,7 +94,7 @@ class LoopParts:
         evidence = link.evidence if check is None else ""
         self.store, self.checkpoints = open_store(run.url), open_store(run.checkpoints_url)
         self.comparison = Comparison(
-            groups=groups, node=link.node, generation=link.generation, log=log, redo=link.divergence
+            groups=groups, node=link.node, generation=link.generation, log=log, ended_by=link.divergence
         )
         self.again = StepAgain(
             path=Path(evidence) if evidence else None,

@@ -161,7 +161,7 @@ class Step:
         self._parts.buffers.load()
         self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
         if self.audit is not None:
-            self.audit.add_sum(function, self._passes)
+            self.audit.add_sum(self._passes)
         self._parts.heartbeat.enter(Phase.BETWEEN)
         return total
 
@@ -234,7 +234,7 @@ class Step:
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
         if self.audit is not None:
-            self.audit.check_loss(function, self._passes, backward)
+            self.audit.check_loss(self._passes, backward)
         outcome = self._finish(None, losses)
         self._parts.contract.end_computation()
         return outcome.loss
@@ -340,7 +340,7 @@ class Step:
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
         shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
-        self._parts.gradients.begin_step(*shown)
+        self._parts.gradients.begin_computation(*shown)
 
     def _ask(self, number: int) -> Requests:
         self.fault_point("mid-sum")
