@@ -4,7 +4,7 @@ import random
 
 import pytest
 from group_storm import KEEP_ALIVE_S, Storm
-from random_storm import SmallStorm, play
+from random_storm import PlannedStorm, SmallStorm, play
 
 
 @pytest.mark.parametrize("seed", [2, 5, 8, 9])
@@ -19,6 +19,15 @@ def test_a_group_holds_in_a_random_storm_and_is_at_rest_after_it(seed):
 def test_few_nodes_hold_where_they_do_as_a_crowd_does(seed):
     """Strangers come too, and nodes die in their calls."""
     play(seed, SmallStorm)
+
+
+@pytest.mark.parametrize("seed", [110, 138, *range(20, 28)])
+def test_planned_leaves_lose_no_state_at_any_moment(seed):
+    """Nodes leave as planned, one by one or all at once; in the first two a node leaves before it
+    enters a generation whose other members have no state yet. What must hold stands in
+    `PlannedStorm.look` and `Storm._entered`.
+    """
+    play(seed, PlannedStorm)
 
 
 @pytest.mark.parametrize("size", [16, 36])

@@ -4,18 +4,23 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etcd_servers import end_stores, free_port
+from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
+from elastic.errors import StoreFailed
 from elastic.rendezvous.backends import host
-from elastic.rendezvous.backends.backend import Backend
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
-from elastic.testing.fakes import MemoryBackend
+from elastic.testing.fakes import FakeClock, MemoryBackend
 
 Open = Callable[[], Backend]
 
@@ -118,3 +123,76 @@ def test_texts_of_named_nodes_are_read_alone(open_backend: Open) -> None:
     assert theirs.shown([]) == {}
     ours.show("n7", "2")
     assert theirs.shown(["n7", "n8", "absent"]) == {"n7": "2", "n8": "1"}
+
+
+class FailingTraffic(Traffic):
+    """Of the calls to a server from now on one fails. is_lost: it takes effect all the same."""
+
+    fails_in, is_lost, error = 0, False, Exception()
+
+    def call(self, kind: str, seconds: float, effect: Callable[[], Any]) -> Any:
+        self.clock.sleep(seconds)
+        self.fails_in -= 1
+        if self.fails_in == 0:
+            if self.is_lost:
+                effect()
+            raise self.error
+        return effect()
+
+
+FAILED = object()
+
+
+def tried(call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except BackendFailed:
+        return FAILED
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize(
+    ("server", "error"),
+    [
+        (None, OSError(5, "Input/output error")),
+        (Etcd, BackendFailed("no answer")),
+        (Store, BackendFailed("no answer")),
+        (Bucket, StoreFailed("503")),
+    ],
+)
+def test_a_call_that_fails_says_so_and_is_no_half_call(
+    server: Any, error: Exception, is_lost: bool, tmp_path: Path
+) -> None:
+    """Each call of a client to its server fails once: what it did is there as a whole or not at
+    all, and where it raised no error it said what is so. The calls after it make up for it.
+    """
+    for fails_in in count(1):
+        traffic = FailingTraffic(FakeClock())  # type: ignore[arg-type]
+        path = tmp_path / str(fails_in)
+        with folder(traffic, path) if server is None else nullcontext(server(traffic).open) as open_backend:
+            ours, theirs = opened = open_backend(), open_backend()
+            for each in opened:
+                each._state_s = each._beats_s = 0.0  # an object store is asked each time
+            assert ours.compare_and_set(None, b"old")
+            ours.show("a", "1")
+            old = ours.read()
+            assert old is not None
+            traffic.error, traffic.is_lost, traffic.fails_in = error, is_lost, fails_in
+            read = tried(ours.read)
+            is_set = tried(ours.compare_and_set, old[0], b"new")
+            is_shown = tried(ours.show, "a", "2")
+            shown = tried(ours.shown)
+            if traffic.fails_in > 0:
+                assert fails_in > 4
+                return
+            there, texts = theirs.read(), theirs.shown()
+            assert read in (FAILED, old) and shown in (FAILED, texts)
+            assert there is not None and (there[1] == b"new" or (there == old and is_set is not True))
+            assert texts == {"a": "2"} or (texts == {"a": "1"} and is_shown is FAILED)
+            traffic.clock.sleep(0.5)  # an object store is not asked again before
+            if there == old:
+                assert ours.read() == old and ours.compare_and_set(old[0], b"new")
+            ours.show("a", "3")
+            new = ours.read()
+            assert new is not None and new == theirs.read() and new[1] == b"new"
+            assert ours.shown() == theirs.shown() == {"a": "3"}

@@ -7,15 +7,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from group_storm import Storm
 from hostile import spoiled
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_world import World
 
 from elastic.rendezvous import group_writer, transitions
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.group_writer import Verb, granted, request_text
-from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
 from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 
@@ -97,17 +96,14 @@ def test_a_newcomer_lets_no_node_go_that_may_be_the_last(monkeypatch: pytest.Mon
     and a node that has just come, to which all are alive, writes for others.
     """
     monkeypatch.setattr(group_writer, "COMBINES_FROM", 3)
-    policy = GroupPolicy(min_nodes=1, max_nodes=8, last_call_s=1.0, timeout_s=60.0)
-    made = World(policy=policy, keep_alive_s=2.0)
-    for name in "abc":
-        made.start(name)
-    made.tick(10.0)
-    wish = request_text(Verb.WITHDRAW, made.group, Node(id="a", address="a", nproc=1, port=1))
-    made.backend.show("a", f"99 {wish}")
-    for machine in made.machines.values():
+    storm = Storm(1, 3)
+    storm.sleep(10.0)
+    leaver = storm.group.members[0]
+    wish = request_text(Verb.WITHDRAW, storm.group, leaver)
+    storm.machines[leaver.id].door.show(leaver.id, f"99 {wish}")
+    for machine in storm.machines.values():
         machine.is_frozen = True
-    made.start("new")
-    while "new" not in made.group.waiting_ids:
-        made.clock.sleep(0.01)
-        made.poll("new")
-    assert made.group.open and "a" in made.group.member_ids
+    new = storm.start()
+    while new not in storm.group.waiting_ids:
+        storm.sleep(0.01)
+    assert storm.group.open and leaver.id in storm.group.member_ids

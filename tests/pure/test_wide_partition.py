@@ -7,10 +7,9 @@ import itertools
 import random
 
 import pytest
-from group_storm import KEEP_ALIVE_S, Storm
+from group_storm import KEEP_ALIVE_S, POLL_S, Storm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rendezvous_world import POLL_S
 
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.partition import ALL_PAIRS, STEPS, UnreachableReport, broken_by_node, probe_graph

@@ -12,13 +12,14 @@ nodes have it.
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from rendezvous_world import POLL_S, Machine, parsed
-
+from elastic.errors import GroupEnded, UsageError
+from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node
@@ -27,11 +28,13 @@ from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probe, ProbeExchange
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.shared_settings import ANY_RUN, RunKey
-from elastic.rendezvous.transitions import NEW_RUN
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 KEEP_ALIVE_S = 2.0
 PROBES_PER_KEEP_ALIVE = 8
+POLL_S = 0.25
+# The whole history is judged now and then, and each version of it needs to be parsed once.
+parsed = lru_cache(maxsize=4096)(Group.parse)
 
 
 @dataclass
@@ -124,16 +127,42 @@ class Door:
 
 
 @dataclass(eq=False, kw_only=True)
-class StormMachine(Machine):
-    """A node in a storm."""
+class Machine:
+    """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
 
+    rendezvous: Rendezvous
     door: Door
     probes: ProbeExchange
+    pace_s: float = POLL_S
+    is_frozen: bool = False
     is_busy: bool = False  # in a call, in which it may sleep
+    is_leaving: bool = False  # it has stopped its workers, and saves what they leave behind
+    holds: bool = False  # no other node has that, and nothing has hidden this node from the others
     saves: bool = False  # that state, because no other node goes on with it
+    generation: Generation | None = None
     newest: int = 0  # the number of the last one that it entered
     trained: int = 0  # the one in which its newest state was made, which all members then had
-    pace_s: float = POLL_S
+    over: str | None = None
+    stops_in: int = 0  # polls that its workers take to stop
+    stopping: int = 0
+
+    def poll(self) -> None:
+        if self.is_leaving:
+            return
+        if self.stopping:
+            self.stopping -= 1
+            return
+        if self.generation is not None:
+            watch = self.rendezvous.watch()
+            if watch.open and watch.newcomers:
+                self.rendezvous.close(transitions.NODE_JOINED, step=0, counts=False)
+            elif not watch.open:
+                self.generation, self.stopping = None, self.stops_in
+            return
+        try:
+            self.generation = self.rendezvous.poll_join()
+        except (GroupEnded, UsageError) as error:
+            self.over = f"{type(error).__name__} {error.exit_code}: {error}"
 
 
 class Storm(FakeClock):
@@ -147,7 +176,7 @@ class Storm(FakeClock):
         self.network = Network(random.Random(seed))
         self.folder = folder
         self.policy = GroupPolicy(min_nodes=1, max_nodes=size, last_call_s=1.0, timeout_s=1e9)
-        self.machines: dict[str, StormMachine] = {}
+        self.machines: dict[str, Machine] = {}
         self.members: dict[int, tuple[Node, ...]] = {}  # by generation that any node entered
         self.given: dict[str, tuple[RunKey, float]] = {}  # to each node that ever started
         self.trained = 0  # the last one of these that made a step
@@ -171,7 +200,7 @@ class Storm(FakeClock):
     def later(self, seconds: float, event: Callable[[], None]) -> None:
         heappush(self._events, (self.now + seconds, next(self._numbers), event))
 
-    def every(self, seconds: Callable[[], float], machine: StormMachine, event: Callable[[], None]) -> None:
+    def every(self, seconds: Callable[[], float], machine: Machine, event: Callable[[], None]) -> None:
         """As long as the machine is there, and unless it is frozen."""
 
         def again() -> None:
@@ -203,13 +232,13 @@ class Storm(FakeClock):
             probes=probes,
             newest_generation=lambda: max(self.members, default=0),
         )
-        machine = self.machines[name] = StormMachine(rendezvous, door=door, probes=probes)
+        machine = self.machines[name] = Machine(rendezvous=rendezvous, door=door, probes=probes)
         self.every(lambda: KEEP_ALIVE_S / BEATS_PER_KEEP_ALIVE, machine, lambda: self._beat(name))
         self.every(lambda: probes.interval_s, machine, lambda: self._probe(name))
         self.every(lambda: machine.pace_s, machine, lambda: self.call(name, self._poll))
         return name
 
-    def call(self, name: str, what: Callable[[str, StormMachine], object]) -> None:
+    def call(self, name: str, what: Callable[[str, Machine], object]) -> None:
         """Nothing, if the node is in a call. Where the place to meet fails, it is tried again."""
         machine = self.machines[name]
         if machine.is_busy:
@@ -224,7 +253,7 @@ class Storm(FakeClock):
         finally:
             machine.is_busy = False
 
-    def _poll(self, name: str, machine: StormMachine) -> None:
+    def _poll(self, name: str, machine: Machine) -> None:
         before = machine.generation
         machine.poll()
         if machine.over is not None:
@@ -233,7 +262,7 @@ class Storm(FakeClock):
         if machine.generation is not None and before is None:
             self._entered(name, machine, machine.generation)
 
-    def _entered(self, name: str, machine: StormMachine, generation: Generation) -> None:
+    def _entered(self, name: str, machine: Machine, generation: Generation) -> None:
         """No number is given twice, and no node steps back."""
         number = generation.number
         assert self.members.setdefault(number, generation.members) == generation.members, number
@@ -284,7 +313,7 @@ class Storm(FakeClock):
         for before, after in pairwise(groups):
             is_next = after.generation != before.generation
             assert after.generation == before.generation + is_next
-            opens, resets = after.open and is_next, after.cause == NEW_RUN and not after.members
+            opens, resets = after.open and is_next, after.cause == transitions.NEW_RUN and not after.members
             assert opens or resets or not is_next
             assert not (before.open and opens), "a generation opened before the last was closed"
             assert not (before.open and after.open) or before.members == after.members

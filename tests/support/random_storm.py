@@ -14,12 +14,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 from unittest.mock import patch
 
-from group_storm import KEEP_ALIVE_S, Storm, StormMachine
-from rendezvous_world import POLL_S
+from group_storm import KEEP_ALIVE_S, POLL_S, Machine, Storm
 
 from elastic.errors import EXIT_FAILED
 from elastic.rendezvous import group_writer, observer, transitions
@@ -110,7 +110,7 @@ class RandomStorm:
     def wake(self) -> None:
         """Where the group went on without a node, that node changes nothing any more."""
 
-        def act(_name: str, machine: StormMachine) -> None:
+        def act(_name: str, machine: Machine) -> None:
             before = self.storm.newest_version
             machine.rendezvous.close(transitions.FAILURE, step=99, counts=True)
             machine.rendezvous.done()
@@ -130,14 +130,14 @@ class RandomStorm:
         """The step of this failure is always a new one, so that no pause follows."""
         self.step += 1
 
-        def close(_name: str, machine: StormMachine) -> None:
+        def close(_name: str, machine: Machine) -> None:
             machine.rendezvous.close(transitions.FAILURE, step=self.step, counts=True)
             machine.generation = None
 
         self.storm.call(self.draw.choice(self.storm.training), close)
 
     def commit(self) -> None:
-        def report(_name: str, machine: StormMachine) -> None:
+        def report(_name: str, machine: Machine) -> None:
             found = machine.rendezvous.report_commit(self.committed + 1)
             self.committed = found.committed_step
 
@@ -150,7 +150,7 @@ class RandomStorm:
     def withdraw(self, name: str, took_s: float, *, is_kept: bool) -> None:
         """A node leaves, also one that waits, and saves what it has, if no other node has it."""
 
-        def withdraw(name: str, machine: StormMachine) -> None:
+        def withdraw(name: str, machine: Machine) -> None:
             machine.is_leaving = True
             self.storm.later(took_s, lambda: self._leave(name, machine))
             was_member = name in self.storm.group.member_ids
@@ -163,11 +163,11 @@ class RandomStorm:
 
         self.storm.call(name, withdraw)
 
-    def _leave(self, name: str, machine: StormMachine) -> None:
+    def _leave(self, name: str, machine: Machine) -> None:
         if self.storm.machines.get(name) is not machine:
             return
 
-        def leave(name: str, machine: StormMachine) -> None:
+        def leave(name: str, machine: Machine) -> None:
             self.saved = max(self.saved, machine.trained if machine.saves else 0)
             machine.holds = False
             machine.rendezvous.leave()
@@ -241,7 +241,7 @@ class RandomStorm:
 
     # Rest.
 
-    def _machine(self, names: list[str]) -> StormMachine:
+    def _machine(self, names: list[str]) -> Machine:
         return self.storm.machines[self.draw.choice(names)]
 
     def _hide(self) -> None:
@@ -352,6 +352,59 @@ class SmallStorm(RandomStorm):
         self.storm.call(name, lambda _name, machine: machine.rendezvous.end(run_end, of_any=True))
         self.storm.sleep(2.0)
         assert not self.storm.training, [machine.generation for machine in self.storm.machines.values()]
+
+
+class PlannedStorm(RandomStorm):
+    """Nodes come, go as planned and fail, and none dies: then no state is ever lost.
+
+    Any node may be told to leave at any moment, also while it waits between two generations, and
+    many at once. The newest state is that of the last generation that made a step. A node that
+    leaves gives its place up at once only to others that have it; else it takes its time to save it
+    (`saved`: the generation whose last state was saved).
+    """
+
+    first_s = (2.0, 5.0)
+    pauses_s = (0.02, 0.1, 0.3, 1.0, 3.0)
+    count = 25
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        super().__init__(seed, folder)
+        self.size = self.draw.choice((1, 2, 3, 8, 18, 24))
+        self.storm = Storm(seed, self.size, None, self.draw.choice((0, 1, 2, 4)))
+
+    def faults(self) -> list[Callable[[], None]]:
+        faults = [self.start, self.lag, self.answers_get_lost]
+        if self.storm.staying:
+            faults += [self.leave, self.leave, self.leave_many, self.slow_node]
+        return faults + [self.fail] * bool(self.storm.training)
+
+    def look(self) -> None:
+        """The newest state is saved, or a node has it that is there."""
+        newest = self.storm.trained
+        there = max((machine.trained for machine in self.storm.machines.values()), default=0)
+        assert max(there, self.saved) == newest, f"the state of generation {newest} is lost"
+        holders = {name for name, m in self.storm.machines.items() if m.trained == newest > self.saved}
+        group = self.storm.group
+        if group.open and holders:
+            assert holders & group.member_ids, f"generation {group.generation} begins without {holders}"
+
+    def calm(self) -> None:
+        super().calm()
+        self.look()
+
+    def leave(self) -> None:
+        self.withdraw_staying(self.draw.choice(self.storm.staying))
+
+    def leave_many(self) -> None:
+        names = self.storm.staying
+        for name in self.draw.sample(names, self.draw.randint(1, len(names))):
+            wait_s = self.draw.choice((0.0, 0.01, 0.1, 0.3))
+            self.storm.later(wait_s, partial(self.withdraw_staying, name))
+
+    def withdraw_staying(self, name: str) -> None:
+        took_s = self.draw.choice((0.1, 1.0, 5.0))
+        if name in self.storm.staying:
+            self.withdraw(name, took_s, is_kept=True)
 
 
 def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> list[str]:
