@@ -77,11 +77,11 @@ def test_the_page_of_a_run_draws_all_of_its_parts(show):
     assert drawn > 300
 
 
-@pytest.mark.parametrize(("number", "steps", "size"), [(1, 0, (390, 800)), (600, 2, (390, 800))])
-def test_the_shortest_and_a_long_run_have_a_page(show, number, steps, size):
+@pytest.mark.parametrize(("number", "steps"), [(1, 0), (600, 2)])
+def test_the_shortest_and_a_long_run_have_a_page(show, number, steps):
     """The long one says what it leaves out; a narrow window needs no scrolling to the side."""
     events, lines = drawn_runs.of_generations(number, steps) if steps else ([], [])
-    page = show(events or [drawn_runs.started(BEGAN, 1, "start", ["a"])], lines, size=size)
+    page = show(events or [drawn_runs.started(BEGAN, 1, "start", ["a"])], lines, size=(390, 800))
 
     assert count(page, ".timeline .generation-group") == min(number, 500)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -125,6 +125,7 @@ def test_the_timeline_and_the_charts_tell_and_zoom(show):
 
 
 def test_the_names_of_a_hostile_run_are_text(show):
+    """And a script that found its way into the page, as if one were not escaped, is refused."""
     page = show(*drawn_runs.hostile())
 
     # U+2028 is shown by its number: it is one of the characters that reorder a text.
@@ -132,20 +133,13 @@ def test_the_names_of_a_hostile_run_are_text(show):
     assert page.evaluate("document.querySelector('h1').textContent").count(shown) == 1
     assert count(page, "img") == 0
     assert count(page, "script") == 7  # the picture, five files of the page, and uPlot
-
-
-def test_a_script_that_found_its_way_into_the_page_is_refused(chromium, tmp_path):
-    """The second wall: what would run if a text were not escaped."""
-    run = drawn_runs.write(tmp_path / "run", *drawn_runs.of_generations(1, 2))
-    assert main(["report", str(run), "--html", str(tmp_path / "page.html")]) == 0
-    page = chromium.open((tmp_path / "page.html").as_uri())
+    assert page.complaints() == []
     page.evaluate(
         "(() => { const added = document.createElement('script'); added.textContent = 'window.ran = true';"
         " document.body.append(added); })()"
     )
     assert page.evaluate("window.ran === undefined")
     assert len(page.complaints()) == 1
-    page.close()
 
 
 def test_two_runs_lie_over_each_other_with_their_difference(chromium, tmp_path, capsys):

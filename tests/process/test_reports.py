@@ -1,13 +1,19 @@
 """`run.on_step` and `--tensorboard` report each step that counts once, whatever breaks, and change
-nothing.
+nothing; `--http` and `watch` show the run while it trains.
 """
 
+import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import run_records
+from page_server import COMMAND
 from watched import shown
 
 from elastic.cli import main
@@ -39,14 +45,30 @@ def board(folder: Path) -> dict:
     return shown(runs[0]) if runs else {"loss": []}
 
 
+def page(where, name):
+    with urlopen(f"http://{where}/{name}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def watch(run, typed):
+    """In a terminal, whose text a file gets."""
+    words = shlex.join([sys.executable, "-c", COMMAND, "watch", str(run)])
+    script = ["script", "--quiet", "--return", "--flush", "--command", words, str(typed)]
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    return subprocess.Popen(script, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=env)
+
+
 def test_each_step_is_reported_once_through_two_faults(drill, start, tmp_path):
     """The second kill comes before the steps that the first one cost are done again: then only an
-    older file of metrics shows how far the run had come.
+    older file of metrics shows how far the run had come. It is one recovery, which `--http` counts,
+    and `watch` in a real terminal follows the run to its end.
     """
-    drill.shut(9, 10, 13)
-    folder = tmp_path / "board"
-    agent = start("file", "--snapshot-every", "off", "--save-every", "8steps", "--tensorboard", str(folder))
+    drill.shut(9, 10, 13, 16)
+    folder, typed = tmp_path / "board", tmp_path / "terminal"
+    options = ("--snapshot-every", "off", "--save-every", "8steps", "--http", "127.0.0.1:0")
+    agent = start("file", *options, "--tensorboard", str(folder))
     drill.stands(9, ranks=1)
+    where = re.search(r"metrics of this agent: http://(\S+)/metrics", agent.output)[1]
     drill.happens("checkpoint_committed", step=8)
     drill.open(9)
     drill.stands(10, ranks=1)
@@ -62,10 +84,17 @@ def test_each_step_is_reported_once_through_two_faults(drill, start, tmp_path):
     drill.kill_worker(0, generation=2)
     drill.open(10)
     drill.open(13)
-
-    agent.ends_with(0)
-    lost = drill.values("restored", "lost_steps")
-    assert sum(steps for (steps,) in lost) >= 4
+    counted = re.compile(r'^elastic_recoveries_total\{.*cause="failure".*\} 1\.0$', re.MULTILINE)
+    drill.waits_for(lambda: counted.search(page(where, "metrics")), "the recovery")
+    assert page(where, "healthz") and page(where, "readyz") == "ok: generation 3\n"
+    with watch(drill.run.local, typed) as watched:
+        drill.waits_for(lambda: typed.exists() and "15 of 24" in typed.read_text(), "the newest step")
+        assert "running" in typed.read_text()
+        drill.open(16)
+        agent.ends_with(0)
+        assert watched.wait() == 0
+    assert "finished after step 24" in typed.read_text() and "24 of 24" in typed.read_text()
+    assert sum(steps for (steps,) in drill.values("restored", "lost_steps")) >= 4
     found = reports(drill)
     assert [each["step"] for each in found] == list(range(1, STEPS + 1))
     lines = run_records.lines(drill.run.metrics)
@@ -96,19 +125,12 @@ def test_functions_change_no_bit_and_no_check_names_them(drill, drills, tracked,
     assert "note:" not in agent.output
 
 
-@pytest.mark.parametrize(
-    ("way", "sentence"),
-    [
-        ("evaluate", "run.evaluate was called by a function of run.on_step"),
-        ("change", "changed the State at step 1: rank 0 alone calls it"),
-    ],
-)
-def test_a_function_that_steers_the_run_is_refused(drill, start, way, sentence):
-    agent = start(way, "--nproc-per-node", "2")
-
+def test_a_function_that_steers_the_run_is_refused(start):
+    """It catches that run.evaluate refuses it, and changes the State then."""
+    agent = start("steer", "--nproc-per-node", "2")
     agent.ends_with(2)
-
-    assert sentence in agent.output
+    assert "run.evaluate was called by a function of run.on_step" in agent.output
+    assert "changed the State at step 1: rank 0 alone calls it" in agent.output
 
 
 def test_a_step_whose_line_another_node_has_is_reported_later(drill, tracked):

@@ -9,14 +9,15 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
     """A planned stop between each; four shards do not divide by three workers.
 
     SIGINT goes to the whole process group, as a terminal sends it. The third stop is a notice in a
-    file; a command that never answers runs meanwhile, and is gone with each agent.
+    file; a command that never answers runs meanwhile, and is gone soon after each agent.
     """
-    notice = drill.folder / "going-away"
+    notice, limit = drill.folder / "going-away", drill.folder / "limit.py"
+    limit.write_text("from elastic.agent import preemption\npreemption.COMMAND_S = 2.0\n")
     options = ("--notice-file", str(notice), "--notice-command", "sleep 10000")
     stops = [(1, 5, signal.SIGTERM), (3, 11, signal.SIGINT), (2, 17, None)]
     drill.shut(*(step for _, step, _ in stops))
     for number, (workers, step, asked) in enumerate(stops, start=1):
-        agent = drill.start("--nproc-per-node", str(workers), *options)
+        agent = drill.start("--nproc-per-node", str(workers), *options, env={"DRILL_RUNS": str(limit)})
         drill.stands(step, ranks=workers)
         notice.touch() if asked is None else os.killpg(agent.process.pid, asked)
         drill.waits_for(lambda number=number: len(drill.events("drain_requested")) == number, "the drain")

@@ -71,41 +71,28 @@ def test_each_shard_of_a_slow_rank_waits_from_its_step_on(tmp_path):
     assert taken == [0, 4.5, 4.5, 4.5, 4.5]
 
 
-class Fleet:
-    """Agents of two workers each that share a folder. killed: times and pids, by the agent."""
-
-    def __init__(self, folder, plan):
-        (self.fault,) = parse(plan)
-        self.clock, self.folder = FakeClock(), folder
-        self.agents = [self.agent() for _ in range(3)]
-        self.killed = []
-
-    def agent(self):
-        return RandomKills(self.fault, self.fault.trigger, Claims(self.folder), self.clock)
-
-    def poll(self):
-        self.clock.now += 0.25
-        for node, agent in enumerate(self.agents):
-            workers = {rank: 100 + rank for rank in (2 * node, 2 * node + 1)}
-            if (pid := agent.poll(6, workers)) is not None:
-                self.killed.append((self.clock.now - 1000, pid))
-
-
 def test_agents_carry_out_each_random_kill_once_without_messages(tmp_path):
-    """Three agents, 4000 polls: each kill hits the rank that was drawn, and none is early. Agents
-    that take their places kill again.
+    """Three agents of two workers each, 4000 polls: each kill hits the rank that was drawn, and
+    none is early. Agents that take their places kill again.
     """
-    fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
-    for _ in range(4000):
-        fleet.poll()
-    every, times = fleet.fault.trigger, [time for time, _ in fleet.killed]
-    assert [pid - 100 for _, pid in fleet.killed] == [every.pick(n, 6) for n in range(len(fleet.killed))]
-    assert {pid for _, pid in fleet.killed} == set(range(100, 106))
-    waits = [later - before for before, later in itertools.pairwise([0.0, *times])]
-    assert all(0 <= wait - every.wait_s(n) <= 1 for n, wait in enumerate(waits))
+    clock, killed = FakeClock(), []
+    (fault,) = parse("every 20±10s: kill random worker, seed 7")
+
+    def poll(times):
+        agents = [RandomKills(fault, fault.trigger, Claims(tmp_path), clock) for _ in range(3)]
+        for _ in range(times):
+            clock.now += 0.25
+            for node, agent in enumerate(agents):
+                pid = agent.poll(6, {rank: 100 + rank for rank in (2 * node, 2 * node + 1)})
+                killed.extend([] if pid is None else [(clock.now - 1000, pid - 100)])
+
+    poll(4000)
+    assert [rank for _, rank in killed] == [fault.trigger.pick(n, 6) for n in range(len(killed))]
+    assert {rank for _, rank in killed} == set(range(6))
+    times = [0.0, *(time for time, _ in killed)]
+    waits = [later - before for before, later in itertools.pairwise(times)]
+    assert all(0 <= wait - fault.trigger.wait_s(n) <= 1 for n, wait in enumerate(waits))
     assert len(waits) >= 40
-    fleet.killed.clear()
-    fleet.agents = [fleet.agent() for _ in range(3)]  # the claim of the line is taken
-    for _ in range(400):
-        fleet.poll()
-    assert len(fleet.killed) >= 3
+    killed.clear()
+    poll(400)  # by others: the claim of the line is taken
+    assert len(killed) >= 3

@@ -1,5 +1,6 @@
 """All runs below a folder are listed, whatever is wrong with one of them, and nothing else is."""
 
+import itertools
 import json
 import os
 import shutil
@@ -7,13 +8,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from drawn_runs import write_whole
+from drawn_runs import started, write, write_whole
 from records import IDENTITY
 
 from elastic.cli import main
-from elastic.events import GenerationStarted
-from elastic.observe.log import EventLog
-from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.report import runs
 from elastic.system.clock import SystemClock
@@ -53,13 +51,9 @@ def test_runs_at_every_depth_are_listed(tmp_path, listed, monkeypatch, capsys):
 def test_a_line_says_where_the_run_stands(tmp_path, listed):
     for file in write_whole(tmp_path / "done", 1200).rglob("*.jsonl"):
         os.utime(file, (1000.0, 1000.0))
-    log = EventLog(tmp_path / "young/events/n1.jsonl", node="n1", clock=CLOCK)
-    log.generation = 1
-    log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))
+    begun = started(CLOCK.wall(), 1, "start", ["n1"])
     line = StepLine(step=7, loss=0.25, generation=1, time=CLOCK.wall(), seconds=0.1)
-    metrics = Metrics(tmp_path / "young/metrics.jsonl", generation=1)
-    metrics.append(line)
-    metrics.sync()
+    write(tmp_path / "young", [begun], [line])
     done, young = listed(tmp_path).values()
     assert (done["state"], done["step"], done["steps"]) == ("finished", 1200, 1200)
     assert (young["state"], young["step"], young["steps"], young["loss"]) == ("running", 7, None, 0.25)
@@ -124,24 +118,14 @@ def test_a_folder_that_is_not_there_is_refused(capsys):
         assert f"expected a{says}" in capsys.readouterr().err
 
 
-@pytest.fixture
-def bucket():
-    """An object store in this process's memory with two runs, one of them deeper."""
-    fs = fsspec.filesystem("memory")
-    for name in ("team/a", "team/deep/b"):
-        for file, data in {
-            "run.json": IDENTITY.to_json(),
-            "uid": b"x",
-            "events/n1/000000000000.jsonl": b"",
-            "metrics/000001/000000000001-000000000002-n1.jsonl": b'{"step": 2, "generation": 1, "loss": 3.5}\n',
-        }.items():
-            fs.pipe_file(f"/bucket/{name}/{file}", data)
-    yield "memory://bucket"
-    fs.rm("/bucket", recursive=True)
-
-
-def test_runs_in_an_object_store_are_listed(bucket, listed):
-    by_name = listed(f"{bucket}/team")
+def test_runs_in_an_object_store_are_listed(listed):
+    """In this process's memory. One of them is deeper."""
+    line = b'{"step": 2, "generation": 1, "loss": 3.5}\n'
+    files = {"run.json": IDENTITY.to_json(), "uid": b"x", "events/n1/000000000000.jsonl": b""}
+    files["metrics/000001/000000000001-000000000002-n1.jsonl"] = line
+    for (file, data), name in itertools.product(files.items(), ("a", "deep/b")):
+        fsspec.filesystem("memory").pipe_file(f"/listed/{name}/{file}", data)
+    by_name = listed("memory://listed")
     assert list(by_name) == ["a", "deep/b"]
     assert {(each["step"], each["loss"]) for each in by_name.values()} == {(2, 3.5)}
-    assert by_name["a"]["size_bytes"] == len(IDENTITY.to_json()) + 1 + 42
+    assert by_name["a"]["size_bytes"] == len(b"".join(files.values()))

@@ -1,7 +1,7 @@
 """A recipe that reports its steps, by each of the ways in TRACKED.
 
-reports.csv, in the run directory, gets a line for each call: the generation, the step and the loss.
-A second function draws from every generator, a third raises.
+reports.jsonl, in the run directory, gets a line for each call: the generation and the record.
+Other functions draw from every generator, raise, or steer the run.
 """
 
 import json
@@ -16,25 +16,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+from elastic.errors import UsageError
 
 calls = 0
 newest = {}
 WAYS = os.environ.get("TRACKED", "").split()
 STEPS = 24
-
-
-class Tracker:
-    """Keeps what a client of a tracker keeps: a file, a count, the last record."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.calls, self.last = path, 0, None
-        self.file = path.open("a")
-
-    def __call__(self, record: dict) -> None:
-        self.calls += 1
-        self.last = record
-        self.file.write(json.dumps({"in_generation": generation_now()} | record) + "\n")
-        self.file.flush()
 
 
 def draw(_record: dict) -> None:
@@ -61,7 +48,10 @@ def main() -> None:
     data = run.data(TensorDataset(torch.randn(64, 8), torch.randint(4, (64,))), steps=STEPS)
     state = elastic.State(model=model, optimizer=optimizer)
     if "file" in WAYS and run.is_first:
-        run.on_step(Tracker(run.path("reports.jsonl")))
+        file = run.path("reports.jsonl").open("a", buffering=1)
+        run.on_step(
+            lambda record: file.write(json.dumps({"in_generation": generation_now()} | record) + "\n")
+        )
     if "draw" in WAYS:
         run.on_step(draw)
 
@@ -73,10 +63,15 @@ def main() -> None:
 
     if "fail" in WAYS:
         run.on_step(fail)
-    if "evaluate" in WAYS:
-        run.on_step(lambda _record: run.evaluate(data, lambda batch: batch.data[0].sum()))
-    if "change" in WAYS:
-        run.on_step(lambda _record: model[0].weight.detach().add_(1))
+    if "steer" in WAYS:
+
+        @run.on_step
+        def steer(_record: dict) -> None:
+            try:
+                run.evaluate(data, lambda batch: batch.data[0].sum())
+            except UsageError as error:
+                print(error)
+            model[0].weight.detach().add_(1)
 
     for step in run.steps(data, state):
         wait_at_gate(gates, step.number, run.rank)
