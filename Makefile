@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster slurm proof messages mutants soak chaos storms bench recovery
+.PHONY: setup train test check cluster slurm proof messages mutants soak storms bench recovery
 
 setup: $(READY)
 
@@ -62,12 +62,6 @@ mutants: $(READY)
 # Two hundred random kills in one run; takes about ten minutes.
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
-
-# Random scenarios on containers; the same seed gives the same faults: make chaos SEED=7 MINUTES=10,
-# or for a night HOURS=8. The log says how to play a failed one again (SEED, PLACE, CASES=1).
-chaos: $(READY)
-	$(BIN)/python tests/cluster/run.py --random $(if $(SEED),--seed $(SEED)) $(if $(PLACE),--place $(PLACE)) \
-	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--minutes $$(($(HOURS) * 60))) $(if $(MINUTES),--minutes $(MINUTES))
 
 # Random storms over a simulated group of up to fifty nodes, without processes: make storms HOURS=1.
 # It ends at the first failure, with the command that plays it again (SEED, CASES=1).

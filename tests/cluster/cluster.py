@@ -15,8 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from apt import need
+from gates import wait_for
 from machines import UNPRIVILEGED, Machines, command
 from oracle import AHEAD_S
 from supervised import remove
@@ -34,8 +34,6 @@ CLOCK = Path(__file__).parent / "clock.c"
 FIRST = {"n": 10, "e": 100}  # in the subnet: nodes, etcd's members
 MOVE = 30  # of one node to the next of its name
 COMMAND = (str(Path(sys.prefix).resolve() / "bin" / "python"), "-m", "elastic.cli")
-END_S = 240.0
-POLL_S = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,22 +145,16 @@ class Cluster(ExitStack):
     def wait(self, *launches: Launch) -> list[int]:
         """Exit codes, once all have ended; 137 if the machine was killed.
 
-        Raises TimeoutError after END_S.
+        Raises TimeoutError.
         """
-        deadline = time.monotonic() + END_S
-        while any(launch.process.poll() is None for launch in launches):
-            if time.monotonic() > deadline:
-                names = ", ".join(launch.node for launch in launches)
-                raise TimeoutError(
-                    f"expected {names} to end within {END_S:.0f} s, found {', '.join(self.running())} running"
-                )
-            time.sleep(POLL_S)
-        return [code for launch in launches if (code := launch.process.poll()) is not None]
+        names = ", ".join(launch.node for launch in launches)
+        wait_for(lambda: all(each.process.poll() is not None for each in launches), f"the end of {names}")
+        return [launch.process.wait() for launch in launches]
 
 
 class WallClocks:
     """The wall clocks of nodes whose processes preload clock.c: each can be put an hour ahead or a
-    day back, and the monotonic clocks stay as they are. `jumps`: what each of them did.
+    day back, and the monotonic clocks stay as they are. `jumps`: of which node, and how.
     """
 
     def __init__(self, shared: Path) -> None:
@@ -170,7 +162,7 @@ class WallClocks:
         need("cc", "build-essential")
         self._shared = shared
         command("cc", "-O2", "-shared", "-fPIC", "-o", str(shared / "clock.so"), str(CLOCK))
-        self.jumps: defaultdict[str, set[str]] = defaultdict(set)
+        self.jumps = set[tuple[str, str]]()
 
     def env(self, node: str) -> dict[str, str]:
         """A machine that starts again has the clock that it had."""
@@ -182,7 +174,7 @@ class WallClocks:
         # Written in place, because the node's processes have the file mapped.
         with self._ahead(node).open("r+b") as file:
             file.write(struct.pack("=q", AHEAD_S[how]))
-        self.jumps[node].add(how)
+        self.jumps.add((node, how))
 
     def _ahead(self, node: str) -> Path:
         return self._shared / f"clock-{node}"

@@ -44,36 +44,21 @@ class Profile:
     """
 
     name: str
-    title: str
     services: tuple[str, ...] = ("node",)
     run: str = "/runs/barlow"
     within: int = 15
-    expected: tuple[str, ...] = ()  # of its history: what comes when is not certain
 
     @property
     def file(self) -> str:
         return f"docker-{self.name.replace('_', '.')}.yml"
 
-    @property
-    def settings(self) -> dict[str, int]:
-        """As those of other scenarios (scenario.py)."""
-        return {"within": self.within, "compose": 1}
-
 
 PROFILES = (
-    Profile(name="compose", title="three nodes train recipes/barlow.py, and one of them is killed."),
-    Profile(name="compose_etcd", title="the same, with the rendezvous in etcd."),
-    Profile(
-        name="compose_s3",
-        title="the same; the nodes share nothing but an object store.",
-        run="s3://runs/barlow",
-        within=60,
-    ),
-    Profile(
-        name="compose_c10d",
-        title="the same; one node holds the rendezvous store, another one is killed.",
-        services=("node", "host"),
-    ),
+    Profile(name="compose"),
+    Profile(name="compose_etcd"),
+    Profile(name="compose_s3", run="s3://runs/barlow", within=60),
+    # One node holds the rendezvous store, another one is killed.
+    Profile(name="compose_c10d", services=("node", "host")),
 )
 
 

@@ -20,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from apt import NotAvailable, need
+from gates import wait_for
 from supervised import sweep
 
 START_S = 60.0
@@ -185,29 +187,22 @@ def docker(*words: str, check: bool = True) -> str:
 
 def engine() -> str:
     """The version of the engine that answers, which is started where there is none."""
-    if version := _version():
-        return version
+    need("docker", "docker.io")
+    version = partial(docker, "version", "--format", "{{.Server.Version}}", check=False)
+    if found := version():
+        return found
     need("dockerd", "docker.io")
     need("iptables", "iptables")
     log = Path(tempfile.gettempdir()) / "dockerd.log"
     with log.open("wb") as out:
         daemon = subprocess.Popen(["dockerd"], stdout=out, stderr=out, start_new_session=True)
-    end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s and daemon.poll() is None:
-        if version := _version():
-            return version
-        time.sleep(0.2)
-    printed = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
-    raise NotAvailable(
-        f"expected dockerd to answer within {START_S:.0f} s, found: {printed or 'nothing printed'}"
-    )
-
-
-def _version() -> str:
     try:
-        return docker("version", "--format", "{{.Server.Version}}", check=False)
-    except RuntimeError:
-        return ""
+        return wait_for(
+            version, "an answer of dockerd", lambda: daemon.poll() is not None, within_s=START_S, poll_s=0.2
+        )
+    except TimeoutError as error:
+        printed = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+        raise NotAvailable(f"{error}: {printed}") from error
 
 
 def make_image() -> None:

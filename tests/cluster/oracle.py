@@ -6,7 +6,6 @@ gradients of all steps so far, must be that of the undisturbed run. What left no
 an event can be lost with the process that wrote it.
 """
 
-import json
 import math
 import os
 import subprocess
@@ -286,11 +285,7 @@ def host(event: Record) -> str:
 
 
 def read_lines(folder: Path) -> list[Record]:
-    texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
-    # A rank may be killed in the middle of a line.
-    return [
-        json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")
-    ]
+    return [line for path in sorted(folder.glob("*.jsonl")) for line in run_records.lines(path)]
 
 
 def jump_of(written: float, now: float) -> str | None:

@@ -5,10 +5,9 @@ the nodes' own. The evidence is read afterwards as a user would read it: from th
 bypassing the proxy that injects the store's faults.
 """
 
-import json
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import fsspec
@@ -21,8 +20,6 @@ from s3_server import ACCESS, S3Server
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.report.download import readable
-from elastic.storage.remote import open_store
-from elastic.storage.store import ObjectNotFound
 
 FAULTS = {
     "answers 500": Deed.ERROR,
@@ -102,16 +99,6 @@ class ObjectStore(SharedFolder):
                 return run_records.events(run.events)
         except UsageError:
             return []
-
-    def committed_step(self) -> int:
-        """Of the newest checkpoint that the group has noted; 0 for none."""
-        with reached(self._server.endpoint):
-            store = open_store(f"{self.url}/rendezvous/state")
-            names, found = [each.name for each in store.list()], 0
-            for name in names:
-                with suppress(ObjectNotFound):  # an old one, which was removed since
-                    found = max(found, json.loads(b"".join(store.read(name)))["committed_step"])
-        return found
 
     @contextmanager
     def readable(self) -> Iterator[RunDir]:

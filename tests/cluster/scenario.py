@@ -22,8 +22,6 @@ Commands:
     kill node of rank 0             inject a fault; see below
     until restored generation=2     wait for an event with these fields; node=n2: the second node
     uploaded restored               the same, for events that were uploaded to the store
-    known 12                        wait until the group has noted this checkpoint in the store, a
-                                    moment after its commit
     says n2 waiting                 wait until a node has printed this text
     ends n3 2                       wait until this node has ended, with this code
     probe n1                        `elastic-train status`, executed on the node, ends with 0
@@ -71,7 +69,7 @@ COMMANDS = (
     ("", r"fill volume|flip newest checkpoint"),
     ("disk", r"cut power"),
     ("", r"probe n\d+"),
-    ("store", rf"uploaded {EVENT}|known \d+"),
+    ("store", rf"uploaded {EVENT}"),
     ("store", r"storage (answers 500|answers 503|hangs|loses answers|heals)"),
 )
 SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store")
@@ -82,21 +80,24 @@ class Scenario:
     """settings: by name, 1 where it has no number. commands: their words. expected: without `>`."""
 
     name: str
-    title: str
     options: tuple[str, ...]
     settings: dict[str, int]
     commands: tuple[tuple[str, ...], ...]
     expected: tuple[str, ...]
 
+    @property
+    def within(self) -> int:
+        return self.settings["within"]
+
 
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
-    titles, options, settings = [], list[str](), {"within": 10}
+    has_title, options, settings = False, list[str](), {"within": 10}
     commands, expected = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
         if word == "#":
-            titles.append(rest)
+            has_title = True
         elif word == ">":
             expected.append(rest)
         elif word == "options":
@@ -107,6 +108,6 @@ def parse(name: str, text: str) -> Scenario:
             if not any(re.fullmatch(form, line) for needs, form in COMMANDS if {needs} <= {"", *settings}):
                 raise ValueError(f"{name}, line {number}: expected a command of scenario.py, found {line!r}")
             commands.append(tuple(line.split()))
-    if not titles or "start" not in {words[0] for words in commands}:
+    if not has_title or "start" not in {words[0] for words in commands}:
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
-    return Scenario(name, titles[0], tuple(options), settings, tuple(commands), tuple(expected))
+    return Scenario(name, tuple(options), settings, tuple(commands), tuple(expected))

@@ -6,6 +6,7 @@ child with everything that it started, and removes what has the name. So no mome
 image that is being built, a container that is being started, a clean-up that is under way.
 """
 
+import argparse
 import os
 import secrets
 import shutil
@@ -15,9 +16,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+from apt import NotAvailable
 
 from elastic.system.processes import adopt_orphans, children, die_with_parent, kill_children
 
@@ -32,6 +36,27 @@ LOOKS = 5
 CALL_S = 8.0
 ENGINE_S = 5.0
 _EXIT_SIGNALLED = 128  # what a shell adds to the number of the signal
+NOTHING_TESTED = 2
+
+T = TypeVar("T")
+
+
+def main(
+    about: str | None, cases: Mapping[str, T], play: Callable[[str, list[T]], int], quick: Sequence[str] = ()
+) -> int:
+    """Play the cases that the command line names, or all of them; `--quick` names some.
+
+    play: takes the run's name, with which everything that it makes begins, and returns the exit
+    code.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--quick", action="store_true")
+    wanted = parser.parse_args()
+    names = wanted.names or (wanted.quick and quick) or [*cases]
+    if unknown := set(names) - set(cases):
+        parser.error(f"expected names of {', '.join(cases)}, found {', '.join(sorted(unknown))}")
+    return supervised(lambda run: play(run, [cases[name] for name in names]))
 
 
 def supervised(play: Callable[[str], int]) -> int:
@@ -69,6 +94,9 @@ def _play(play: Callable[[str], int], run: str, folder: Path, parent: int) -> No
     code = 1
     try:
         code = play(run)
+    except NotAvailable as reason:
+        code = NOTHING_TESTED
+        print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
     # The edge of the process: its error would be lost.
     except BaseException:
         traceback.print_exc()
@@ -130,6 +158,15 @@ def remove(folder: Path) -> None:
         if Path(place).is_relative_to(folder):
             _output("umount", "--lazy", place)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep(name: str, *folders: Path) -> Path:
+    """A copy of what these folders hold, which outlives the run."""
+    kept = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-", dir=TEMPORARY))
+    for folder in folders:
+        with suppress(shutil.Error):  # a socket cannot be copied; all else was
+            shutil.copytree(folder, kept, dirs_exist_ok=True)
+    return kept
 
 
 def _name(pid: int) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from oracle import Evidence, Injection, history, judge
-from random_scenario import GATES, Place, draw_scenario
 from scenario import parse
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios" / "cluster").glob("*.txt"))
@@ -19,15 +18,6 @@ def test_every_scenario_can_be_read():
 def test_a_line_that_cannot_be_read_is_named(line):
     with pytest.raises(ValueError, match="case, line 3"):
         parse("case", f"# Title.\nstart 2\n{line}\n")
-
-
-@pytest.mark.parametrize("place", Place)
-def test_a_drawn_scenario_is_readable_and_follows_from_its_seed(place):
-    for seed in range(10):
-        text = draw_scenario(seed, place)
-        commands = parse("drawn", text).commands
-        assert text == draw_scenario(seed, place)
-        assert [words[0] for words in commands].count("open") == len(GATES)
 
 
 def event(name, time, node="n1", generation=1, **fields):

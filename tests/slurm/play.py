@@ -6,9 +6,7 @@ Exit 1: a run did not survive, or its weights are not those of an undisturbed ru
 kept, and their folder is printed. Exit 2: Slurm cannot be had here; the reason is printed.
 """
 
-import argparse
 import math
-import shutil
 import sys
 import tempfile
 import time
@@ -20,12 +18,11 @@ from pathlib import Path
 # Started by its path, this script finds only its own folder by itself.
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("support", "cluster")]
 
-from apt import NotAvailable
 from job_run import TINY, JobRun
 from oracle import Evidence, evidence, judge, undisturbed
 from scenarios import SCENARIOS
 from slurm import Slurm, slurm
-from supervised import TEMPORARY, supervised
+from supervised import keep, main
 
 from elastic.config.run_dir import RunDir
 
@@ -34,38 +31,17 @@ LANES = 2
 Scenario = Callable[[JobRun], None]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    wanted = parser.parse_args()
-    scenarios = {scenario.__name__: scenario for scenario in SCENARIOS}
-    if unknown := set(wanted.names) - set(scenarios):
-        parser.error(f"expected names of {', '.join(scenarios)}, found {', '.join(sorted(unknown))}")
-    return supervised(lambda _run: _play([scenarios[name] for name in wanted.names or scenarios]))
-
-
-def _play(scenarios: list[Scenario]) -> int:
+def _play(_run: str, scenarios: list[Scenario]) -> int:
     folder, began_s = Path(tempfile.mkdtemp(prefix="slurm-")), time.monotonic()
-    try:
-        # Most of a scenario is waiting, for Slurm and for a node to start.
-        found = slurm(folder / "slurm")
-        with ThreadPoolExecutor(LANES) as lanes:
-            expected = undisturbed(TINY, folder / "undisturbed")
-            print(f"Slurm runs after {time.monotonic() - began_s:.0f} s", flush=True)
-            problems = list(
-                lanes.map(lambda scenario: _problem(scenario, found, folder, expected), scenarios)
-            )
-    except NotAvailable as reason:
-        print(f"\nNOTHING WAS TESTED: {reason}\n", file=sys.stderr)
-        return 2
+    found = slurm(folder / "slurm")
+    expected = undisturbed(TINY, folder / "undisturbed")
+    print(f"Slurm runs after {time.monotonic() - began_s:.0f} s", flush=True)
+    # Most of a scenario is waiting, for Slurm and for a node to start.
+    with ThreadPoolExecutor(LANES) as lanes:
+        problems = list(lanes.map(lambda scenario: _problem(scenario, found, folder, expected), scenarios))
     print(f"{len(problems)} scenarios in {time.monotonic() - began_s:.0f} s")
     if any(problems):
-        kept = Path(tempfile.mkdtemp(prefix="elastic-failed-slurm-", dir=TEMPORARY))
-        with suppress(shutil.Error):  # a socket cannot be copied; all else was
-            shutil.copytree(folder, kept, dirs_exist_ok=True)
-        print(f"what the failed runs left is in {kept}")
+        print(f"what the failed runs left is in {keep('slurm', folder)}")
     return 1 if any(problems) else 0
 
 
@@ -90,4 +66,4 @@ def _problem(scenario: Scenario, found: Slurm, folder: Path, expected: Evidence)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, {scenario.__name__: scenario for scenario in SCENARIOS}, _play))
