@@ -19,9 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-
-from tests.hidden_state.kind import Acts, Kind, read_kinds
+from kind import Acts, Kind, read_kinds
 
 HERE = Path(__file__).parent
 OUTCOMES, DOCUMENT = HERE / "outcomes.json", HERE.parent.parent / "docs" / "proof.md"

@@ -5,13 +5,9 @@ would prove nothing.
 """
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "hidden_state"))
-
 from kind import PRELUDE
 
 # At given steps: by `auto` none comes where starting a worker takes more than five seconds.

@@ -1,4 +1,6 @@
-"""The documents can be checked: lines that fit a screen, links and names that lead somewhere."""
+"""The documents can be checked: lines that fit a screen, links and names that lead somewhere, and a
+proof of each guarantee and each failure.
+"""
 
 import re
 from pathlib import Path
@@ -7,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # History is not rewritten when a file or a test is renamed.
 PRESENT = [path for path in DOCUMENTS if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
+SCENARIOS = {path.stem for path in (ROOT / "tests/scenarios/cluster").glob("*.txt")}
 WIDTH = 120
 
 
@@ -49,6 +52,28 @@ def test_modules_that_a_document_names_exist():
 def test_tests_that_a_document_names_exist():
     there = {name for _, name in found(r"^def (test_\w+)", (ROOT / "tests").rglob("test_*.py"))}
     assert {(path.name, name) for path, name in found(r"`(test_\w+)`", PRESENT) if name not in there} == set()
+
+
+def rows(document):
+    """The names of each cell, by row of the table."""
+    lines = (ROOT / "docs" / document).read_text().splitlines()
+    table = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    return [[set(re.findall(r"`([^`]+)`", cell)) for cell in row] for row in table[2:]]
+
+
+def test_every_guarantee_names_a_module_and_tests():
+    """That they exist is seen above."""
+    for _, modules, tests in rows("guarantees.md"):
+        assert len(modules) == 1 and "".join(modules).endswith(".py")
+        assert tests and all(name.startswith("test_") for name in tests)
+
+
+def test_every_failure_names_scenarios_or_tests_that_exist():
+    proofs = [row[-1] for row in rows("failures.md")]
+    assert all(proofs)
+    scenarios = {name for name in set().union(*proofs) if not name.startswith("test_")}
+    assert scenarios == SCENARIOS - {"undisturbed"}
+    assert set(re.findall(r"scenario `(\w+)`", (ROOT / "docs/kubernetes.md").read_text())) <= SCENARIOS
 
 
 def test_each_file_of_train_has_its_place_in_the_architecture():

@@ -1,5 +1,8 @@
-"""The launcher's variables become one value, or an error that names the malformed variable."""
+"""The launcher's variables become one value, or an error that names the malformed variable; and
+every interpreter of a run begins with the same settings.
+"""
 
+import os
 import signal
 from dataclasses import replace
 
@@ -15,6 +18,8 @@ from elastic.errors import UsageError
 from elastic.events import NodeScheduled
 
 NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED")
+OF_MALLOC = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
 LINK = AgentLink(
     pid=7,
@@ -42,9 +47,10 @@ LINK = AgentLink(
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-    """An environment without a launcher."""
-    for name in [*NUMBERS, "MASTER_ADDR", AGENT, PREFLIGHT, RUN_DIR]:
-        monkeypatch.delenv(name, raising=False)
+    """An environment without a launcher, and without the settings that other tests pinned."""
+    for name in [*NUMBERS, "MASTER_ADDR", AGENT, PREFLIGHT, RUN_DIR, *SETTINGS, *OF_MALLOC]:
+        monkeypatch.setenv(name, "")  # so that monkeypatch undoes what a test sets
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
@@ -90,3 +96,42 @@ def test_slurm_says_which_job_started_a_process():
     assert (NodeScheduled.by_slurm({}), NodeScheduled.by_slurm(values)) == (None, job)
     values |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "x", "SLURM_RESTART_COUNT": "-1"}
     assert NodeScheduled.by_slurm(values) == replace(job, array_job="6", restarts=None)
+
+
+def test_the_number_of_threads_is_one_unless_it_is_set(bare):
+    """The result depends on the number of threads, so it must not follow the machine."""
+    assert environment.pin_threads() == 1
+    assert environment.pin_threads() == 1  # the second reading is what the first one pinned
+    bare.setenv("OMP_NUM_THREADS", "3")
+    assert environment.pin_threads() == 3
+
+
+@pytest.mark.parametrize("value", ["", "0", "many", "-2", "4,2"])
+def test_a_malformed_number_of_threads_is_refused(bare, value):
+    """With "4,2" OpenMP nests its threads: there is no single number."""
+    bare.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS, found"):
+        environment.pin_threads()
+
+
+@pytest.mark.parametrize("name", ["", *OF_MALLOC])
+def test_malloc_works_as_the_environment_says(bare, name):
+    """glibc passes over the older variables where GLIBC_TUNABLES is set."""
+    if name:
+        bare.setenv(name, "4096")
+    environment.set_up_malloc()
+    expected = {"": environment.MALLOC, "GLIBC_TUNABLES": "4096"}.get(name)
+    assert os.environ.get("GLIBC_TUNABLES") == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "says"), [(None, ""), ("random", ""), ("5", "PYTHONHASHSEED is 0"), ("0", "")]
+)
+def test_all_workers_hash_strings_alike(bare, found, says):
+    """Two nodes whose shells set different hash seeds would build sets in different orders."""
+    if found is not None:
+        bare.setenv("PYTHONHASHSEED", found)
+    said = environment.fix_hashing()
+    assert said.startswith(says) and bool(said) == bool(says)
+    assert os.environ["PYTHONHASHSEED"] == "0"
+    assert environment.fix_hashing() == ""

@@ -1,14 +1,10 @@
 """The table of hidden state is whole, and docs/proof.md says what was measured of it."""
 
 import json
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
-
-from tests.hidden_state import measure
-from tests.hidden_state.kind import Acts
-from tests.hidden_state.measure import KINDS, Outcome
+import measure
+from kind import Acts
+from measure import KINDS, Outcome
 
 OUTCOMES = {name: Outcome(**each) for name, each in json.loads(measure.OUTCOMES.read_text()).items()}
 EARLY = [kind for kind in KINDS if kind.acts in (Acts.STEP, Acts.EPOCH, Acts.NEVER)]

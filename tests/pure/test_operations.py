@@ -21,7 +21,6 @@ from elastic.system.interrupt import EXIT_CTRL_C
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = ("../README.md", "operations.md", "kubernetes.md")
 CALL = re.compile(r"(?<!/)(?<!; )elastic-train \S")
-SCENARIOS = Path(__file__).parents[1] / "scenarios" / "cluster"
 
 
 def section(title, guide="operations.md"):
@@ -92,11 +91,6 @@ def test_time_outs_have_their_defaults_and_metadata_variables():
     for line in text.splitlines():
         if found := re.match(r"\| `--([a-z-]+)` \| ([\d.]+) s", line):
             assert float(found[2]) == getattr(options, found[1].replace("-", "_") + "_s"), line
-
-
-def test_each_scenario_that_a_guide_names_exists():
-    named = re.findall(r"scenario `(\w+)`", (DOCS / "kubernetes.md").read_text())
-    assert [name for name in named if not (SCENARIOS / f"{name}.txt").is_file()] == []
 
 
 def test_the_skypilot_job_is_a_command_that_is_taken():

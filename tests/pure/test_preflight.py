@@ -1,18 +1,15 @@
 """A recipe that does not get as far as its declaration is refused before anything is written."""
 
 import socket
-from contextlib import closing
 
 import pytest
 
-from elastic.agent import preflight
 from elastic.agent.preflight import address_of, check_command, check_run_dir, imported_first
 from elastic.agent.run_directory import claim
-from elastic.agent.worker_process import Spawner
 from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir
-from elastic.errors import CannotStart, UsageError
+from elastic.errors import UsageError
 from elastic.events import GenerationStarted
 from elastic.observe.log import EventLog
 from elastic.system import addresses
@@ -31,18 +28,6 @@ DECLARED = Identity(
 )
 
 
-def declared_identity(path, arguments):
-    """By a process that imports everything itself."""
-    with closing(Spawner(print, modules=None)) as spawner:
-        return preflight.declared_identity(spawner, path, arguments)
-
-
-def recipe(folder, text):
-    path = folder / "recipe.py"
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -56,39 +41,9 @@ def recipe(folder, text):
 def test_what_a_recipe_imports_first_is_read_from_its_text(tmp_path, text, found):
     """Without modules of its own folder. Look-alikes, comments and imports inside functions."""
     (tmp_path / "own.py").touch()
-    assert imported_first(recipe(tmp_path, text)) == found
-
-
-PARSER = """
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=1, help="passes over the data")
-parser.parse_args()
-import elastic
-elastic.start(seed=3, global_batch=64, shards=4)
-raise SystemExit("a preflight goes no further than start")
-"""
-
-
-def test_the_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
-    """`-- --help` ends well without a declaration."""
-    with pytest.raises(SystemExit) as stop:
-        declared_identity(recipe(tmp_path, PARSER), ("--help",))
-    assert stop.value.code == 0
-    assert "passes over the data" in capfd.readouterr().out
-
-
-def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd, monkeypatch):
-    """Nothing else happens: no folder, no output, no line after `start`. Variables that another
-    launcher left behind say nothing of this run.
-    """
-    monkeypatch.setenv("WORLD_SIZE", "7")
-    monkeypatch.setenv("RANK", "many")
-    identity = declared_identity(recipe(tmp_path, PARSER), ("--epochs", "2"))
-    assert (identity.recipe, identity.arguments) == ("recipe.py", ("--epochs", "2"))
-    assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
-    assert "no further" not in "".join(capfd.readouterr())
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(text)
+    assert imported_first(recipe) == found
 
 
 def test_nodes_that_find_no_shards_are_spares_and_no_error(tmp_path, capsys):
@@ -145,13 +100,6 @@ def test_two_urls_of_like_names_have_local_folders_of_their_own():
     urls = ["s3://b/x/y", "s3://b/x-y", "s3://b-x/y", "gs://b/\u00fc/1", "gs://b/\u00f6/1"]
     assert len({RunDir.parse(url).local for url in urls}) == len(urls)
     assert RunDir.parse("s3://b/x/").local == RunDir.parse("s3://b/x").local
-
-
-def test_a_recipe_killed_before_its_start_made_no_mistake(tmp_path):
-    """As the kernel does where memory is short."""
-    killed = "import os, elastic\nos.kill(os.getpid(), 9)\n"
-    with pytest.raises(CannotStart, match="was killed before it had reached"):
-        declared_identity(recipe(tmp_path, killed), ())
 
 
 def test_fresh_is_refused_for_a_run_directory_at_a_url(tmp_path, monkeypatch):

@@ -80,11 +80,11 @@ def _size(node: ast.expr) -> int:
     return len(_text(node))
 
 
-def listing() -> str:
+def listing(found: list[Message]) -> str:
     """By file; within a file in the order of their text, so that code may be moved about."""
-    found = sorted((each.file, each.text) for each in messages())
-    return "".join(f"{file}: {text!r}\n" for file, text in found)
+    texts = sorted((each.file, each.text) for each in found)
+    return "".join(f"{file}: {text!r}\n" for file, text in texts)
 
 
 if __name__ == "__main__":
-    SNAPSHOT.write_text(listing())
+    SNAPSHOT.write_text(listing(messages()))
