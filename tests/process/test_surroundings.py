@@ -3,7 +3,46 @@
 import json
 import sys
 
+import pytest
+
+from elastic.agent.preflight import declared_identity
 from elastic.config.environment import HASH_SEED
+from elastic.errors import CannotStart
+
+DECLARES = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1, help="passes over the data")
+parser.add_argument("--dies", action="store_true")
+if parser.parse_args().dies:
+    os.kill(os.getpid(), 9)
+import elastic
+elastic.start(seed=3, global_batch=64, shards=4)
+raise SystemExit("a preflight goes no further than start")
+"""
+
+
+def test_a_preflight_ends_at_the_start_and_takes_help_and_deaths(fork_server, tmp_path, capfd, monkeypatch):
+    """Nothing else happens: no folder, no output, no line after `start`. Variables that another
+    launcher left behind say nothing of this run. `-- --help` ends well without a declaration. A
+    recipe that is killed, as by the kernel where memory is short, made no mistake.
+    """
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    monkeypatch.setenv("RANK", "many")
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(DECLARES)
+    identity = declared_identity(fork_server, recipe, ("--epochs", "2"))
+    assert (identity.recipe, identity.arguments) == ("recipe.py", ("--epochs", "2"))
+    assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.py"]
+    with pytest.raises(CannotStart, match="was killed before it had reached"):
+        declared_identity(fork_server, recipe, ("--dies",))
+    assert "".join(capfd.readouterr()) == ""
+    with pytest.raises(SystemExit) as stop:
+        declared_identity(fork_server, recipe, ("--help",))
+    assert stop.value.code == 0
+    assert "passes over the data" in capfd.readouterr().out
+
 
 SETTINGS = """
 import os
@@ -23,7 +62,7 @@ def test_settings_at_the_top_of_a_recipe_act_as_under_python(drill, tmp_path):
     """Torch, which the fork server has imported, reads the variable when it is imported."""
     recipe = tmp_path / "recipe.py"
     recipe.write_text(SETTINGS)
-    agent = drill.start(recipe=recipe)
+    agent = drill.start("--nproc-per-node", "1", recipe=recipe)
     agent.ends_with(0)
     (line,) = (line for line in agent.output.splitlines() if "workers are spawned" in line)
     assert "OMP_NUM_THREADS changed before elastic.start" in line
@@ -104,8 +143,7 @@ def test_workers_hash_alike_and_the_job_is_recorded(drill, tmp_path):
     recipe = tmp_path / "shows.py"
     recipe.write_text(SHOWS)
     variables = {HASH_SEED: "1", "SLURM_JOB_ID": "14", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "gpu-7"}
-    command = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", drill.run.url]
-    agent = drill.execute(command, variables)
+    agent = drill.start("--nproc-per-node", "1", recipe=recipe, env=variables)
     agent.ends_with(0)
     assert "SEEN 0\n" in agent.output
     assert drill.values("node_scheduled", "job", "array_task", "host") == [("14", 3, "gpu-7")]
