@@ -316,7 +316,7 @@ def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_p
         for folder in (tmp_path, drill.folder):
             (folder / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
-    with closing(Spawner(print, forks=False)) as server:
+    with closing(Spawner(print, modules=None)) as server:
         assert node.runs(server.start, "inherits") == (0, "[]\n")
     assert not (tmp_path / "ran").exists()
 
