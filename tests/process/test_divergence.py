@@ -74,21 +74,14 @@ def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     assert report["logged_by_rank"] == ["own"]
 
 
-def test_a_gradient_that_a_machine_got_wrong_is_computed_again(drill, tmp_path):
+def test_a_gradient_that_a_machine_got_wrong_is_computed_again(drill, undisturbed):
     """One bit flips in rank 1's gradient before the sum, so that all ranks share the wrong sum, and
     no comparison of their states would ever find it. Each rank has one shard, which is audited.
     """
-    calm = ("--nproc-per-node", "2", "--audit", "off", "--run-dir", str(tmp_path / "calm"))
-    drill.start(*calm, arguments=("--shards", "2")).ends_with(0)
-    _, undisturbed = drill.inspects("report", str(tmp_path / "calm"))
-    options = ("--nproc-per-node", "2", "--audit", "1steps", "--max-restarts", "0")
-    plan = ("--faults", "step 6 rank 1: flip gradient")
-    drill.start(*options, *plan, arguments=("--shards", "2")).ends_with(0)
-
+    options = ("--nproc-per-node", "4", "--audit", "1steps", "--max-restarts", "0")
+    drill.ends_like(undisturbed, drill.start(*options, "--faults", "step 6 rank 1: flip gradient"))
     _, report = drill.inspects("report", drill.run.url)
-    assert report["final_digest"] == undisturbed["final_digest"]
     assert report["audits"] == {"done": 24, "failed": 1}
-    assert undisturbed["audits"] == {"done": 0, "failed": 0}
     fields = "step", "shard", "ranks", "entry", "verdict"
     assert drill.values("audit_failed", *fields) == [
         (6, 1, [1, 0], "the gradient of model.4.weight", "machine")

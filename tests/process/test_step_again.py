@@ -53,6 +53,7 @@ def test_a_rehearsed_run_has_the_bits_of_an_undisturbed_one(drill, undisturbed):
     assert not any(line.startswith("generation 2") for line in agent.output.splitlines())
     code, report = drill.inspects("report", drill.run.url)
     assert (code, report["lost_steps"], report["recoveries"]) == (0, 0, [])
+    assert report["audits"] == {"done": 0, "failed": 0}
     assert (report["rehearsals"]["count"], report["rehearsals"]["alike"]) == (2, 2)
 
 

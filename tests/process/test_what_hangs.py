@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-GRACE_S, OVER_S = 6.0, 5.0
+GRACE_S, OVER_S = 4.0, 5.0
 MIDDLE = 6
 
 

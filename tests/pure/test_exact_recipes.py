@@ -26,14 +26,14 @@ from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
 STEPS, RESUMED_AT, LATE = 6, 4, 4
-TURNING = 3  # workers of the run whose ranks have other shards in each step, and audit each other
+TURNING = 2  # workers of the run whose ranks have other shards in each step, and audit each other
 WIDTH = 8
 RECIPES = {}
 
 
-def recipe(**settings):
+def recipe(worlds=(TURNING, 3), **settings):
     def register(make):
-        RECIPES[make.__name__] = make, {"epochs": 3} | settings
+        RECIPES[make.__name__] = make, worlds, {"epochs": 3} | settings
         return make
 
     return register
@@ -124,7 +124,7 @@ def line_search():
     return State(net=net, optimizer=optimizer), body
 
 
-@recipe(dataset=tokens())
+@recipe(worlds=(TURNING,), dataset=tokens())  # each process imports the compiler, for four seconds
 def compiled():
     """Graphs of torch.compile, over batches of two lengths."""
     net = nn.Sequential(nn.Embedding(11, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 11))
@@ -350,7 +350,7 @@ def train(member, name):
     """The checksums after each step, and what the chain value is made of in them: calm, and from
     the step on at which it was resumed.
     """
-    make, settings = RECIPES[name]
+    make, _, settings = RECIPES[name]
     turns = member.world_size == TURNING
 
     def trained(first, kept=None):
@@ -383,5 +383,5 @@ def test_a_recipe_of_this_kind_is_exact(ranks, name):
     calm, numbers, resumed, done_again = alone
     assert len(calm) == STEPS and calm[0] != calm[-1]
     assert (resumed, done_again) == (calm[RESUMED_AT - 1 :], numbers[RESUMED_AT - 1 :])
-    for world_size in (2, TURNING):
+    for world_size in RECIPES[name][1]:
         assert ranks.run(world_size, train, name) == [alone] * world_size
