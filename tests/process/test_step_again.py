@@ -12,7 +12,7 @@ from kind import PRELUDE
 
 # At given steps: by `auto` none comes where starting a worker takes more than five seconds.
 REHEARSE = ("--rehearse", "7", "--snapshot-every", "1", "--audit", "off")
-TWICE, ONCE_AT_13 = ("--rehearse", "10", *REHEARSE[2:]), ("--rehearse", "13", *REHEARSE[2:])
+TWICE = ("--rehearse", "10", *REHEARSE[2:])
 OVERLAP = ("--rehearse", "1000", "--snapshot-every", "1", "--audit", "off")
 LOOP = """
 state = elastic.State(model=model, optimizer=optimizer)
@@ -88,26 +88,21 @@ def test_what_a_restart_computes_can_be_accepted(drill, recipe):
     assert drill.values("rehearsed", "not_restored") == [(each,) for each in not_restored]
 
 
-def test_a_worker_killed_in_a_rehearsal_is_an_ordinary_restart(drill, undisturbed):
-    """In the step that is done again."""
-    drill.shut("meet-2")
-    agent = drill.start(*ONCE_AT_13)
+def test_a_death_or_a_leave_in_a_rehearsal_costs_no_step(drill, undisturbed):
+    """A worker is killed in the step that is done again: an ordinary restart. In the next rehearsal
+    its node is to leave.
+    """
+    drill.shut("meet-2", "meet-4")
+    agent = drill.start(*TWICE)
     drill.stands("meet-2", ranks=1)
-    drill.shut(13)
+    drill.shut(10)
     drill.open("meet-2")
-    drill.waits_for((drill.gates / "at-13-rank0").exists, "the step that is done again")
+    drill.waits_for((drill.gates / "at-10-rank0").exists, "the step that is done again")
     drill.kill_worker(0, generation=2)
-    drill.open(13)
-    drill.ends_like(undisturbed, agent)
+    drill.open(10)
+    drill.stands("meet-4", ranks=1)
     assert drill.values("generation_started", "cause", generation=3) == [("failure",)]
-
-
-def test_a_node_that_is_to_leave_in_a_rehearsal_loses_no_step(drill, undisturbed):
-    drill.shut("meet-2")
-    agent = drill.start(*ONCE_AT_13)
-    drill.stands("meet-2", ranks=1)
     agent.signal(signal.SIGTERM)
     agent.ends_with(75)
-    assert "step 13 is saved" in agent.output
-    drill.open("meet-2")
-    drill.ends_like(undisturbed, drill.start(*ONCE_AT_13))
+    assert "step 20 is saved" in agent.output
+    drill.ends_like(undisturbed, drill.start(*TWICE))

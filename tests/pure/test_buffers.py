@@ -325,12 +325,6 @@ def test_a_forward_that_changes_buffers_has_its_plain_gradient(name, form):
         torch.testing.assert_close(buffer, values.mean(0).to(buffer.dtype))
 
 
-WRITES = {
-    "in place": lambda net: net.scale.fill_(4.0),
-    "assigned": lambda net: setattr(net, "scale", torch.full((4,), 4.0)),
-}
-
-
 ENDINGS = {
     "mean_loss": lambda step, _total, net: step.mean_loss(energy(net)),
     "backward": lambda step, total, _net: step.backward(total),
@@ -339,13 +333,13 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_buffer_set_between_a_sum_and_the_gradients_is_refused(ending, write):
+@pytest.mark.parametrize("way", ["in place", "assigned"])
+def test_a_buffer_set_between_a_sum_and_the_gradients_is_refused(ending, way):
     """A centre that is updated from a sum, before the loss, would be put back unseen."""
     step = begun(net := Scaled(None))
     with torch.set_grad_enabled(ending == "backward"):
         total = step.sum(lambda batch: net.layer(batch.data[0]).sum())
-    write(net)
+    write(net, "scale", way, 1)
     with pytest.raises(UsageError, match=r"the loop's body changed net\.scale between a sum"):
         ENDINGS[ending](step, total, net)
 
@@ -367,7 +361,7 @@ def test_a_buffer_that_forward_gives_another_form_is_refused(value):
 class Queue(nn.Module):
     """A memory bank that forward fills, beside a constant and a BatchNorm."""
 
-    def __init__(self, dtype=torch.float32):
+    def __init__(self, dtype):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
         self.register_buffer("queue", torch.zeros(CLASSES, dtype=dtype))
@@ -382,7 +376,7 @@ class Queue(nn.Module):
 def averaged(member, dtype, shards):
     """Which buffers became a mean in the first step, or the refusal of it."""
     torch.manual_seed(0)
-    net = Queue(getattr(torch, dtype)) if dtype else nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
+    net = Queue(getattr(torch, dtype))
     step = next(steps(member, State(net=net), shards=shards))
     try:
         step.mean_loss(energy(net))
@@ -398,6 +392,5 @@ def test_averaged_buffers_are_named_other_integers_refused(ranks, world_size):
     """
     for shards in (2 * world_size, 2):
         assert ranks.run(world_size, averaged, "float32", shards) == [["net.queue"]] * world_size
-    assert ranks.run(world_size, averaged, "", 8) == [[]] * world_size
     for said in ranks.run(world_size, averaged, "int64", 8):
         assert "same after every shard" in said and "net.queue" in said

@@ -37,11 +37,6 @@ def parent(make) -> FlatState:
     return kept(State(**objects))
 
 
-def pair(make):
-    """(a trained parent's state, a fresh State of the same recipe)."""
-    return parent(make), State(**make(net(1)))
-
-
 def optimized(make):
     return lambda model: {"model": model, "optimizer": make(model)}
 
@@ -81,7 +76,7 @@ def test_hyperparameters_are_the_recipes_and_moments_the_parents():
 )
 def test_the_same_recipe_takes_the_whole_state(make):
     """Every bit: weights, averages, moments, counts; and a schedule's rate does not jump back."""
-    saved, state = pair(make)
+    saved, state = parent(make), State(**make(net(1)))
     assert load_entries(saved, state, ()) == ([], [])
     assert checksum_of(state.flatten()) == checksum_of(saved)
 
@@ -146,7 +141,7 @@ def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
 
 
 def test_entries_not_named_stay_as_the_recipe_built_them():
-    saved, state = pair(adam())
+    saved, state = parent(adam()), State(**adam()(net(1)))
     before = checksum_of(state.flatten()).entries
     assert load_entries(saved, state, ("model",)) == ([], [])
     after = checksum_of(state.flatten()).entries

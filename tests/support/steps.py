@@ -64,24 +64,16 @@ def groups_of(member: Member) -> ProcessGroups:
     )
 
 
-def evaluation(
-    member: Member,
-    dataset: Any,
-    modules: Any = (),
-    size: int = 5,
-    *,
-    heartbeat: HeartbeatSender | None = None,
-    checksum: Callable[[], str] = str,
-) -> Evaluation:
-    """As run.evaluate makes it. size: of a block."""
+def evaluation(member: Member, dataset: Any, modules: Any = (), **more: Any) -> Evaluation:
+    """As run.evaluate makes it, with blocks of five samples."""
+    fields: dict[str, Any] = {"heartbeat": HeartbeatSender(NoPage(), 0), "checksum": str} | more
     return Evaluation(
         loader=BatchLoader(dataset=dataset, seed=9, device=CPU, workers=0, collate=None),
         samples=len(dataset),
-        batch_size=size,
+        batch_size=5,
         modules=list(modules),
         groups=groups_of(member),
-        heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
-        checksum=checksum,
+        **fields,
     )
 
 
@@ -103,15 +95,13 @@ def steps(
     collate: Any = None,
     workers: int = 0,
     first: int = 1,
-    batch: int = BATCH,
-    tail: Tail = Tail.DROP,
     audits: Callable[..., Any] | None = None,
     turns: bool = False,
     log: Any = None,
     redo: Any = None,
     requests: Callable[[int], Requests] = lambda _number: NO_REQUESTS,
 ) -> Iterator[Step]:
-    """Two steps an epoch, with the samples of `samples` and as many in a batch as by default.
+    """Two steps an epoch, with as many samples as `samples` has.
 
     audits: what watches each step, such as StepAudit.
     turns: each step has other `turning_spans`. log: of the audits, on rank 0 alone. redo: the
@@ -120,7 +110,7 @@ def steps(
     torch.set_num_threads(1)
     dataset = dataset or samples()
     order = SampleOrder(
-        seed=5, samples=len(dataset), global_batch=batch, shards=shards, epochs=epochs, tail=tail
+        seed=5, samples=len(dataset), global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.DROP
     )
     groups = groups_of(member)
     parts = StepParts(state, order, groups, HeartbeatSender(NoPage(), 0))
