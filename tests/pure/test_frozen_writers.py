@@ -62,7 +62,7 @@ def trained(path, generation, rewound, last):
     return lines, found
 
 
-@pytest.mark.parametrize("newer", [1, 2, 3])
+@pytest.mark.parametrize("newer", [1, 3])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_sleeping_rank_0_takes_no_line_of_a_newer_generation(tmp_path, newer, goes_on):
     """Rank 0 of generation 2 goes back to step 2 and writes a line. While it sleeps, newer ones go
