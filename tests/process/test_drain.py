@@ -44,7 +44,7 @@ def test_a_node_that_waits_for_others_saves_before_it_leaves(drill, undisturbed)
     assert drill.is_committed(9)
 
     drill.open(10)
-    drill.ends_like(undisturbed, *drill.start_two(*group))
+    drill.ends_like(undisturbed, drill.start(*MEMORY_ALONE))
 
 
 def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):

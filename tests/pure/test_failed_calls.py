@@ -24,10 +24,10 @@ CALL_S = 0.02
 
 class FailingDoor(Door):
     """While `before_call` is set, it is called before each call, and the `fails_at`-th of these
-    fails. is_lost: it takes effect all the same.
+    fails. is_lost: it takes effect all the same. is_false: a write that fails answers False.
     """
 
-    fails_at, is_lost, calls = 0, False, 0
+    fails_at, is_lost, is_false, calls = 0, False, False, 0
     before_call: Callable[[], None] | None = None
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -43,6 +43,8 @@ class FailingDoor(Door):
             return effect()
         if self.is_lost:
             effect()
+        if self.is_false and name == "compare_and_set":
+            return False
         raise BackendFailed("no answer")
 
     read = partialmethod(_call, "read")  # type: ignore[assignment]
@@ -80,13 +82,11 @@ class Place(Storm):
         assert isinstance(found, FailingDoor)
         return found
 
-    def is_told(
-        self, name: str, act: Callable[[Rendezvous], object], fails_at: int, *, is_lost: bool
-    ) -> bool:
+    def is_told(self, name: str, act: Callable[[Rendezvous], object]) -> bool:
         """Whether the node learns that its act failed."""
         machine, door = self.machines[name], self.door(name)
         machine.is_busy = machine.is_leaving = True
-        door.fails_at, door.is_lost, door.before_call = fails_at, is_lost, self.read_slowly
+        door.before_call = self.read_slowly
         try:
             act(machine.rendezvous)
         except BackendFailed:
@@ -111,7 +111,7 @@ def _three_nodes_combine_their_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_storm, "Door", FailingDoor)
 
 
-def each_call_fails(what: str, *, is_lost: bool) -> Iterator[tuple[Place, str, bool]]:
+def each_call_fails(what: str, *, is_lost: bool, is_false: bool) -> Iterator[tuple[Place, str, bool]]:
     """A place, a node, and whether it was told that the call failed, for each of the calls."""
     for fails_at in count(1):
         place = Place()
@@ -123,19 +123,21 @@ def each_call_fails(what: str, *, is_lost: bool) -> Iterator[tuple[Place, str, b
             place.machines[name].is_leaving = True
             ACTS["withdraw"](place.machines[name].rendezvous)
         door = place.door(name)
-        yield place, name, place.is_told(name, ACTS[what], fails_at, is_lost=is_lost)
+        door.fails_at, door.is_lost, door.is_false = fails_at, is_lost, is_false
+        yield place, name, place.is_told(name, ACTS[what])
         if door.calls < fails_at:
             break
     assert fails_at > 1
 
 
+@pytest.mark.parametrize("is_false", [False, True])
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("what", [what for what in ACTS if what != "done"])
-def test_a_node_that_goes_stays_away_whichever_call_fails(what: str, is_lost: bool) -> None:
+def test_a_node_that_goes_stays_away_whichever_call_fails(what: str, is_lost: bool, is_false: bool) -> None:
     """It goes as its agent does: where it is told that its withdrawal failed it leaves all the
     same, and after that it is gone. At each of its calls a slow writer reads group and requests.
     """
-    for place, name, is_told in each_call_fails(what, is_lost=is_lost):
+    for place, name, is_told in each_call_fails(what, is_lost=is_lost, is_false=is_false):
         is_late = what == "leave" and is_told
         if not is_late:
             place.machines[name].rendezvous.leave()
@@ -146,10 +148,11 @@ def test_a_node_that_goes_stays_away_whichever_call_fails(what: str, is_lost: bo
         assert name not in place.group.member_ids | place.group.waiting_ids | place.requests().keys()
 
 
+@pytest.mark.parametrize("is_false", [False, True])
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_run_is_complete_whichever_call_of_a_done_node_fails(is_lost: bool) -> None:
+def test_a_run_is_complete_whichever_call_of_a_done_node_fails(is_lost: bool, is_false: bool) -> None:
     """It looks at the group and says again that it is done, as its agent does."""
-    for place, name, is_told in each_call_fails("done", is_lost=is_lost):
+    for place, name, is_told in each_call_fails("done", is_lost=is_lost, is_false=is_false):
         if is_told:
             place.machines[name].rendezvous.watch()
             place.machines[name].rendezvous.done()

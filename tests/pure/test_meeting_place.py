@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.agent.run_directory import rendezvous_config
+from elastic.config.options import Options
 from elastic.config.run_dir import PLACE, RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous import meeting_place
@@ -145,6 +147,18 @@ def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
             beats_at(run, place)
         config_of(run, place).open({}).show("1", "5")
         assert beats_at(run, place)() == {"1": "5"}
+
+
+def test_each_command_and_run_directory_has_a_group_of_its_own_in_etcd(tmp_path: Path) -> None:
+    """Nodes that come by another path find the group in the run directory."""
+
+    def group(folder: str, recipe: str = "a.py", there: Place | None = None) -> str:
+        options = Options(recipe=recipe, run_dir=folder, rdzv_backend="etcd", rdzv_endpoint="a:1")
+        return rendezvous_config(options, RunDir.parse(str(tmp_path / folder)), there).group
+
+    assert group("x") == group("x") != group("y")
+    assert group("x") != group("x", recipe="b.py")
+    assert group("y", there=Place(kind="etcd", group=group("x"))) == group("x")
 
 
 @pytest.mark.parametrize(
