@@ -1,7 +1,9 @@
 """Fixtures that the tests of all folders share."""
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import browser
 import pytest
@@ -13,7 +15,16 @@ SHARED = ("ranks", "s3", "etcd", "chromium")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a server, a browser or ranks run in one process of xdist."""
+    """Tests that share a server, a browser or ranks run in one process of xdist. Files of each
+    folder are spread over the whole run: tests of processes wait while pure ones compute.
+    """
+    places, seen = {}, Counter[Path]()
+    sizes = Counter(item.path.parent for item in items)
+    for item in items:
+        folder = item.path.parent
+        places.setdefault(item.path, seen[folder] / sizes[folder])
+        seen[folder] += 1
+    items.sort(key=lambda item: places[item.path])
     for item in items:
         for name in set(SHARED).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(name))
