@@ -64,10 +64,9 @@ soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
 
 # Random storms over a simulated group of up to fifty nodes, without processes: make storms HOURS=1.
-# It ends at the first failure, with the command that plays it again (SEED, CASES=1).
+# It ends at the first failure, with the command that plays it again (SEED alone).
 storms: $(READY)
-	$(BIN)/python tests/support/random_storm.py $(if $(SEED),--seed $(SEED)) \
-	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS))
+	$(BIN)/python tests/support/random_storm.py $(if $(SEED),--seed $(SEED)) $(if $(HOURS),--hours $(HOURS))
 
 # What a step costs beside plain PyTorch and DistributedDataParallel: a table, in under twenty minutes on idle cores.
 # make bench ALL=1, or ONLY="mlp64-1w-8s-fp32 gpt-*"; MARKDOWN=FILE and JSON=FILE are written as well.

@@ -4,10 +4,8 @@ Three nodes of a storm combine their writes. test_rendezvous_backend.py has what
 place to meet makes of a call that fails.
 """
 
-from collections.abc import Callable, Iterator
 from functools import partial, partialmethod
 from itertools import count
-from typing import Any
 
 import group_storm
 import pytest
@@ -27,10 +25,9 @@ class FailingDoor(Door):
     fails. is_lost: it takes effect all the same. is_false: a write that fails answers False.
     """
 
-    fails_at, is_lost, is_false, calls = 0, False, False, 0
-    before_call: Callable[[], None] | None = None
+    fails_at, is_lost, is_false, calls, before_call = 0, False, False, 0, None
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name, *arguments):
         effect = partial(getattr(super(), name), *arguments)
         if (before_call := self.before_call) is None:
             return effect()
@@ -47,71 +44,66 @@ class FailingDoor(Door):
             return False
         raise BackendFailed("no answer")
 
-    read = partialmethod(_call, "read")  # type: ignore[assignment]
-    compare_and_set = partialmethod(_call, "compare_and_set")  # type: ignore[assignment]
-    show = partialmethod(_call, "show")  # type: ignore[assignment]
-    shown = partialmethod(_call, "shown")  # type: ignore[assignment]
+    read = partialmethod(_call, "read")
+    compare_and_set = partialmethod(_call, "compare_and_set")
+    show = partialmethod(_call, "show")
+    shown = partialmethod(_call, "shown")
 
 
 class Place(Storm):
     """While one node calls, slow writers read; they write later."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(1, 3)
-        self.slow_writes: list[tuple[int, bytes]] = []
+        self.slow_writes = []
         while len(self.training) < 3:
             self.sleep(0.25)
 
-    def requests(self) -> dict[str, str]:
+    def requests(self):
         """What takes effect in the group as it is."""
         group = self.group
         found = [(name, request_of(text)) for name, text in self._memory.shown().items()]
         return {name: each for name, each in found if granted(group, {name: each}, dead=set()) != group}
 
-    def read_slowly(self) -> None:
+    def read_slowly(self):
         if requests := self.requests():
             value = granted(self.group, requests, dead=set()).to_json()
-            self.slow_writes.append((self.newest_version, value))
+            self.slow_writes.append((len(self.written), value))
 
-    def write_slowly(self) -> None:
+    def write_slowly(self):
         for version, value in self.slow_writes:
-            self._memory.compare_and_set(version, value)
+            self.open().compare_and_set(version, value)
 
-    def door(self, name: str) -> FailingDoor:
-        found = self.machines[name].door
-        assert isinstance(found, FailingDoor)
-        return found
-
-    def is_told(self, name: str, act: Callable[[Rendezvous], object]) -> bool:
+    def is_told(self, name, act):
         """Whether the node learns that its act failed."""
-        machine, door = self.machines[name], self.door(name)
+        machine = self.machines[name]
         machine.is_busy = machine.is_leaving = True
-        door.before_call = self.read_slowly
+        machine.door.before_call = self.read_slowly
         try:
             act(machine.rendezvous)
         except BackendFailed:
             return True
         finally:
-            machine.is_busy, door.before_call = False, None
+            machine.is_busy, machine.door.before_call = False, None
         return False
 
 
-ACTS: dict[str, Callable[[Rendezvous], object]] = {
-    "give up joining": lambda node: node.leave(),
+ACTS = {
+    "give up joining": Rendezvous.leave,
     "withdraw": lambda node: node.withdraw(lambda _generation: False),
     "withdraw, shared": lambda node: node.withdraw(lambda _generation: True),
-    "leave": lambda node: node.leave(),
-    "done": lambda node: node.done(),
+    "leave": Rendezvous.leave,
+    "done": Rendezvous.done,
 }
 
 
 @pytest.fixture(autouse=True)
-def _three_nodes_combine_their_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _three_nodes_combine_their_writes(monkeypatch):
     monkeypatch.setattr(group_writer, "COMBINES_FROM", 3)
     monkeypatch.setattr(group_storm, "Door", FailingDoor)
 
 
-def each_call_fails(what: str, *, is_lost: bool, is_false: bool) -> Iterator[tuple[Place, str, bool]]:
+def each_call_fails(what, **how):
     """A place, a node, and whether it was told that the call failed, for each of the calls."""
     for fails_at in count(1):
         place = Place()
@@ -122,8 +114,8 @@ def each_call_fails(what: str, *, is_lost: bool, is_false: bool) -> Iterator[tup
         elif what == "leave":
             place.machines[name].is_leaving = True
             ACTS["withdraw"](place.machines[name].rendezvous)
-        door = place.door(name)
-        door.fails_at, door.is_lost, door.is_false = fails_at, is_lost, is_false
+        door = place.machines[name].door
+        vars(door).update(how, fails_at=fails_at)
         yield place, name, place.is_told(name, ACTS[what])
         if door.calls < fails_at:
             break
@@ -133,7 +125,7 @@ def each_call_fails(what: str, *, is_lost: bool, is_false: bool) -> Iterator[tup
 @pytest.mark.parametrize("is_false", [False, True])
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("what", [what for what in ACTS if what != "done"])
-def test_a_node_that_goes_stays_away_whichever_call_fails(what: str, is_lost: bool, is_false: bool) -> None:
+def test_a_node_that_goes_stays_away_whichever_call_fails(what, is_lost, is_false):
     """It goes as its agent does: where it is told that its withdrawal failed it leaves all the
     same, and after that it is gone. At each of its calls a slow writer reads group and requests.
     """
@@ -150,7 +142,7 @@ def test_a_node_that_goes_stays_away_whichever_call_fails(what: str, is_lost: bo
 
 @pytest.mark.parametrize("is_false", [False, True])
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_run_is_complete_whichever_call_of_a_done_node_fails(is_lost: bool, is_false: bool) -> None:
+def test_a_run_is_complete_whichever_call_of_a_done_node_fails(is_lost, is_false):
     """It looks at the group and says again that it is done, as its agent does."""
     for place, name, is_told in each_call_fails("done", is_lost=is_lost, is_false=is_false):
         if is_told:

@@ -66,14 +66,15 @@ class Died(Exception):  # noqa: N818 - it says what happened
 class Door:
     """What one node sees of the place to meet. `lag_s`: it may read what was there so long ago.
 
-    hearts: where heartbeats are kept, in memory also where the nodes meet in a folder. dies: before
-    or after its next write. lost_answers, lost_requests: of so many it learns that they failed.
-    refuses: no request can be left, or read.
+    hearts: where heartbeats are kept, in memory also where nodes meet in a folder. written: all
+    versions that a node has set. dies: before or after its next write. lost_answers, lost_requests:
+    of so many it learns that they failed. refuses: no request can be left, or read.
     """
 
     shared: Backend
     hearts: MemoryBackend
     clock: FakeClock
+    written: list[bytes]
     is_away: bool = False
     lag_s: float = 0.0
     lost_answers: int = 0
@@ -94,6 +95,7 @@ class Door:
             raise Died
         is_set = self.shared.compare_and_set(version, value)
         self.seen.clear()
+        self.written.extend([value] * is_set)
         if self.dies:
             raise Died
         if is_set and self.lost_answers:
@@ -181,6 +183,7 @@ class Storm(FakeClock):
         self.given: dict[str, tuple[RunKey, float]] = {}  # to each node that ever started
         self.trained = 0  # the last one of these that made a step
         self.ends: list[str] = []  # what ended nodes by themselves
+        self.written: list[bytes] = []
         self._memory = MemoryBackend()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
@@ -217,8 +220,7 @@ class Storm(FakeClock):
     def start(self, run: RunKey = ANY_RUN, keep_alive_s: float = KEEP_ALIVE_S) -> str:
         name = f"n{next(self._numbers):05d}"
         self.given[name] = run, keep_alive_s
-        shared: Backend = self._memory if self.folder is None else DirectoryBackend(self.folder)
-        door = Door(shared, self._memory, self)
+        door = self.open()
         probes = ProbeExchange(name, KEEP_ALIVE_S / PROBES_PER_KEEP_ALIVE)
         rendezvous = Rendezvous(
             door,
@@ -237,6 +239,10 @@ class Storm(FakeClock):
         self.every(lambda: probes.interval_s, machine, lambda: self._probe(name))
         self.every(lambda: machine.pace_s, machine, lambda: self.call(name, self._poll))
         return name
+
+    def open(self) -> Door:
+        shared = self._memory if self.folder is None else DirectoryBackend(self.folder)
+        return Door(shared, self._memory, self, self.written)
 
     def call(self, name: str, what: Callable[[str, Machine], object]) -> None:
         """Nothing, if the node is in a call. Where the place to meet fails, it is tried again."""
@@ -309,7 +315,9 @@ class Storm(FakeClock):
 
     def check_history(self) -> None:
         """Generations only grow, one is open at a time, and its nodes believe what was formed."""
-        groups = [parsed(value) for value in self._memory.history()]
+        groups = [parsed(value) for value in self.written]
+        found = self.open().read()
+        assert found is not None and found[1] == self.written[-1]
         for before, after in pairwise(groups):
             is_next = after.generation != before.generation
             assert after.generation == before.generation + is_next
@@ -337,19 +345,4 @@ class Storm(FakeClock):
     @property
     def group(self) -> Group:
         """The newest version, read without a node's eyes: it puts nothing back."""
-        if self.folder is None:
-            found = self._memory.read()
-            return Group() if found is None else Group.parse(found[1])
-        newest = next(iter(self.versions()), None)
-        return Group() if newest is None else Group.parse(newest.read_bytes())
-
-    @property
-    def newest_version(self) -> int:
-        if self.folder is None:
-            return len(self._memory.history())
-        return max((int(path.stem.removeprefix("state-")) for path in self.versions()), default=0)
-
-    def versions(self) -> list[Path]:
-        """The files of the folder where the nodes meet, the newest first."""
-        assert self.folder is not None
-        return sorted(self.folder.glob("state-*.json"), reverse=True)
+        return parsed(self.written[-1]) if self.written else Group()
