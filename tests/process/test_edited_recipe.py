@@ -10,27 +10,31 @@ def edited(drill, recipes):
     """Starts the recipe with a text of it in the place of another."""
     recipe = drill.folder / "recipe.py"
 
-    def start(old="", new="", arguments=()):
+    def start(old="", new=""):
         text = (recipes / "tiny.py").read_text()
         assert old in text
         recipe.write_text(text.replace(old, new))
-        return drill.start(*OPTIONS, recipe=recipe, arguments=arguments)
+        return drill.start(*OPTIONS, recipe=recipe)
 
     return start
 
 
 def test_edited_settings_are_told_once_the_saved_stay(edited, drill):
     """Interrupted in step 10, with another rate afterwards; a worker is killed."""
+    built, with_adam = (
+        "optimizer=optimizer)",
+        "optimizer=optimizer, adam=torch.optim.AdamW(model.parameters(), lr={}))",
+    )
     drill.shut(10, 15)
-    drill.drains(edited(arguments=("--form", "sum")), 10)
-    agent = edited("lr=1e-2", "lr=2e-2", arguments=("--form", "sum"))
+    drill.drains(edited(built, with_adam.format("1e-2")), 10)
+    agent = edited(built, with_adam.format("2e-2"))
     drill.stands(15, ranks=1)
     drill.kill_worker(0, generation=2)
     drill.open(15)
     agent.ends_with(0)
 
     assert agent.output.count("warning: the recipe now builds other settings") == 1
-    assert "optimizer.param_groups[0].lr 0.01, not 0.02" in agent.output
+    assert "adam.param_groups[0].lr 0.01, not 0.02" in agent.output
     assert f"elastic-train RECIPE --from {drill.run.url} --run-dir NEW" in agent.output
     assert drill.values("settings_ignored", "step") == [(10,)]
 

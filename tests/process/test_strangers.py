@@ -7,7 +7,7 @@ from etcd_servers import free_port
 from elastic.rendezvous.group import Group
 
 GROUP = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
-OTHER = ("--form", "sum")
+OTHER = ("--global-batch", "16")
 
 
 def nodes_ever_in(drill):

@@ -1,8 +1,7 @@
 """A small recipe with all the state that is easily lost in a resume.
 
-It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. With `--form sum` it uses torch's
-own AdamW and scheduler, and else an optimizer of its own: torch's optimizers import a compiler,
-which takes seconds at every start.
+It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. The optimizer is its own: torch's
+import a compiler, which takes seconds at every start.
 
 Environment variables carry what a test asks for; they are no part of a run's identity:
 
@@ -118,34 +117,8 @@ class Momentum:
         self.momenta, self.steps = state["momenta"], state["steps"]
 
 
-class AdamWithSchedule:
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=24)
-
-    @property
-    def rate(self) -> float:
-        return self.scheduler.get_last_lr()[0]
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.scheduler.step()
-
-
-def moments(outputs: Tensor) -> Tensor:
-    """[n, D] → float64 [D + D * D]: what a loss over the whole batch needs of one shard."""
-    wide = outputs.double()
-    return torch.cat([wide.sum(0), (wide.T @ wide).flatten()])
-
-
-def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
-    mean, second = total[:dim] / count, total[dim:].view(dim, dim) / count
-    return (second - torch.outer(mean, mean) - torch.eye(dim)).pow(2).mean()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--form", choices=["mean", "sum"], default="mean")
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
@@ -160,31 +133,21 @@ def main() -> None:
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    if settings.form == "sum":
-        optimizer = AdamWithSchedule(list(model.parameters()))
-        updates = {"optimizer": optimizer.optimizer, "scheduler": optimizer.scheduler}
-    else:
-        optimizer = Momentum(
-            [p for p in model.parameters() if p.requires_grad],
-            lambda: wait_at_gate(gates, f"load-{generation_now()}", run.rank),
-        )
-        updates = {"optimizer": optimizer}
+    optimizer = Momentum(
+        list(model.parameters()), lambda: wait_at_gate(gates, f"load-{generation_now()}", run.rank)
+    )
     data = run.data(TensorDataset(inputs, labels), epochs=3, tail="drop")
-    state = elastic.State(model=model, ema=ema, **updates)
+    state = elastic.State(model=model, ema=ema, optimizer=optimizer)
 
     wait_at_gate(gates, f"meet-{generation_now()}", run.rank)
     for step in run.steps(data, state):
         do_what_is_asked(gates, step.number, run.rank)
-        if settings.form == "mean":
 
-            def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
-                note_samples(batch, number, run.rank)
-                return nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
+        def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
+            note_samples(batch, number, run.rank)
+            return nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
 
-            step.mean_loss(loss)
-        else:
-            total = step.sum(lambda batch: moments(model(batch.data[0])))
-            step.backward(whitening_loss(total, step.global_batch, 8))
+        step.mean_loss(loss)
         optimizer.step()
         ema.update_parameters(model)
         step.log(lr=optimizer.rate)
