@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import browser
 import pytest
 from botocore.loaders import create_loader
 from etcd_servers import EtcdServers
+from faulty_storage import FaultyStorage
 from s3_server import S3Server
 
 SHARED = ("ranks", "s3", "etcd", "chromium")
@@ -46,15 +48,26 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def s3() -> Iterator[S3Server]:
     """One real server for all tests of a process; each test has a bucket of its own."""
-    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server = S3Server()
     with pytest.MonkeyPatch.context() as patch:
         # Each client of the storage library has a loader that parses the same descriptions of all
         # services. That is most of its cost, and tests make hundreds of clients.
         patch.setattr("botocore.session.create_loader", cache(create_loader))
         yield server
     server.close()
+
+
+@pytest.fixture
+def storage(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
+    """In front of the server, for clients that are made from now on; fails as the test wants.
+
+    The environment of the server itself leads around it.
+    """
+    with closing(FaultyStorage(s3.port)) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
 
 
 @pytest.fixture

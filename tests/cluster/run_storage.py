@@ -71,7 +71,7 @@ class ObjectStore(SharedFolder):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._server = cluster.enter_context(closing(S3Server(cluster.folder)))
+        self._server = cluster.enter_context(closing(S3Server()))
         self._proxy = FaultyStorage(self._server.port, (str(cluster.gateway), 0))
         cluster.callback(self._proxy.close)
         self.url = f"{self._server.bucket()}/run"

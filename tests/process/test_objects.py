@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 import run_records
-from faulty_storage import Deed, FaultyStorage
+from faulty_storage import Deed
 from gates import wait_for
 from page_server import served
 
@@ -79,15 +79,6 @@ class Machines:
 @pytest.fixture
 def machines(tmp_path, drills, s3_bucket):
     return Machines(tmp_path / "machines", drills, f"{s3_bucket}/run")
-
-
-@pytest.fixture
-def storage(s3, s3_bucket, monkeypatch):
-    """The agents' storage, which fails as the test wants; `s3.environ` leads around the proxy."""
-    proxy = FaultyStorage(s3.port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    yield proxy
-    proxy.close()
 
 
 def test_nodes_die_one_by_one_and_another_machine_resumes(machines, undisturbed, recipes):

@@ -164,9 +164,9 @@ HARMS = {
 }
 
 
-def test_a_corrupted_payload_is_damage_and_is_never_returned(url):
+def test_a_corrupted_payload_is_damage_and_is_never_returned(tmp_path):
     """Changes stored payloads behind their records' backs: each kind of damage at another step."""
-    store = open_store(url)
+    store = open_store(str(tmp_path))
     for step, (reason, harm) in enumerate(HARMS.items(), 1):
         data = payload_of(os.urandom(1000))
         record = commit_payload(store, data, step).record
@@ -177,11 +177,11 @@ def test_a_corrupted_payload_is_damage_and_is_never_returned(url):
     assert sorted(damage.step for damage in verify(store, SystemClock())) == [1, 2, 3, 4]
 
 
-def test_a_corrupted_record_is_damage_and_the_older_is_listed(url):
+def test_a_corrupted_record_is_damage_and_the_older_is_listed(tmp_path):
     """Replaces all records but the oldest, or copies one, as a person restores a backup into the
     wrong folder; the listing must go on to the older checkpoint.
     """
-    store = open_store(url)
+    store = open_store(str(tmp_path))
     first = commit_payload(store, payload_of(b"one"), 1).record
     store.create(replace(first, step=6).name, whole(store, first.name))
     for step, data in enumerate([b" ", b"{}", b"\0" * 700, b"[" * 100_000], 2):

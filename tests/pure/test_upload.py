@@ -3,11 +3,10 @@
 import contextlib
 import os
 import queue
-from contextlib import closing
 
 import pytest
 import run_records
-from faulty_storage import Deed, FaultyStorage
+from faulty_storage import Deed
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
@@ -29,14 +28,6 @@ from elastic.system.clock import SystemClock, file_time_s
 def node(s3_bucket, tmp_path):
     """A machine of its own: the run's URL and a local folder."""
     return lambda name: RunDir(url=f"{s3_bucket}/run", local=tmp_path / name)
-
-
-@pytest.fixture
-def proxy(s3, monkeypatch):
-    """In front of the store."""
-    with closing(FaultyStorage(s3.port)) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        yield proxy
 
 
 def trained(run, name, generation, first, last):
@@ -97,7 +88,7 @@ def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
     assert told(c, "generation", "lost_steps") == [(1, 0), (2, 0), (3, 1)]
 
 
-def test_a_part_whose_answer_was_lost_is_stored_once(node, proxy):
+def test_a_part_whose_answer_was_lost_is_stored_once(node, storage):
     """The store keeps each part, and the connection breaks; the next try lists the store and goes
     on.
     """
@@ -107,14 +98,14 @@ def test_a_part_whose_answer_was_lost_is_stored_once(node, proxy):
     files = log_shipper(run, "a")
     objects = files._objects
     assert objects.read("anything") is None
-    lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
+    lost = storage.fail(Deed.LOSE, lambda method, path: method == "PUT")
     limit_s, objects._limit_s = objects._limit_s, 1.0  # it is known to pass
     while lost.struck < 2:
         # The library tries again by itself, and finds that the part exists.
         with contextlib.suppress(StoreFailed):
             files.upload()
     objects._limit_s = limit_s
-    proxy.heal()
+    storage.heal()
     restored(run, "a", 2, 3)
     trained(run, "a", 2, 4, 5)
     while not files.upload():
@@ -123,20 +114,20 @@ def test_a_part_whose_answer_was_lost_is_stored_once(node, proxy):
     assert told(run, "generation") == [(1,), (2,)]
 
 
-def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, proxy, monkeypatch):
+def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, storage, monkeypatch):
     """500 to every request for a while; what was written meanwhile is uploaded in the end."""
     monkeypatch.setattr(shipper, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(shipper, "TICK_S", 0.01)
     run, reported = node("a"), queue.SimpleQueue()
 
-    proxy.fail(Deed.ERROR, lambda method, path: True)
+    storage.fail(Deed.ERROR, lambda method, path: True)
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
     one = log_shipper(run, "a", print_line=reported.put)
     one.start()
     log.record(GenerationEnded(cause="x", step=1))
     assert "training goes on" in reported.get(timeout=120)
     trained(run, "a", 1, 1, 2)
-    proxy.heal()
+    storage.heal()
     assert "again" in reported.get(timeout=120)
     log.record(RunFinished(steps=2, epochs=1, digest="d"))
     assert one.close() == ""
@@ -145,7 +136,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, proxy, mo
     assert told(run, "event") == [("generation_ended",), ("run_finished",)]
 
 
-def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, proxy, monkeypatch):
+def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, storage, monkeypatch):
     """All requests hang for the whole time that the end may take, and then two of the next end's,
     which makes them again.
     """
@@ -155,14 +146,14 @@ def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, proxy, monkeyp
     trained(run, "a", 1, 1, 3)
     with pytest.raises(UsageError, match="found nothing there"):
         steps(run)
-    proxy.fail(Deed.HANG, lambda method, path: method == "PUT")
+    storage.fail(Deed.HANG, lambda method, path: method == "PUT")
     one = log_shipper(run, "a")
     assert one.close() == ""  # never started
     one.start()
     said = one.close(3.0)
     assert f"have not reached {run.url}" in said and f"they stay in {run.local}" in said
-    proxy.heal()
-    hung = proxy.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
+    storage.heal()
+    hung = storage.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
     assert upload_left_behind(run) == ""
     assert hung.struck == 2
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]

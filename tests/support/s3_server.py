@@ -1,19 +1,12 @@
-"""A real S3 server on a free loopback port, in a process of its own, which `close` ends."""
+"""A real S3 server on a free loopback port, in threads of this process, which `close` ends."""
 
-import subprocess
-import sys
+import logging
 import threading
-import time
-import urllib.error
-import urllib.request
 import uuid
-from pathlib import Path
 from typing import Any
 
 import fsspec
-from etcd_servers import free_port
 
-LIMIT_S = 120.0
 ACCESS = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -39,21 +32,14 @@ def store_one_at_a_time() -> None:
 
 
 class S3Server:
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        log = folder / "moto.log"
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, "-H", "127.0.0.1", "-p", str(self.port)],
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + LIMIT_S
-        while not self._answers():
-            assert self._process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer  # takes seconds
+
+        store_one_at_a_time()
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not each request
+        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self._server.start()
+        _, self.port = self._server.get_host_and_port()
 
     @property
     def endpoint(self) -> str:
@@ -72,21 +58,4 @@ class S3Server:
         return f"s3://{name}"
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5):
-                return True
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
-            return False
-
-
-if __name__ == "__main__":
-    from moto.server import main
-
-    store_one_at_a_time()
-    main(sys.argv[1:])
+        self._server.stop()
