@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import run_records
 from kind import PRELUDE
 
 # At given steps: by `auto` none comes where starting a worker takes more than five seconds.
@@ -106,3 +107,32 @@ def test_a_death_or_a_leave_in_a_rehearsal_costs_no_step(drill, undisturbed):
     agent.ends_with(75)
     assert "step 20 is saved" in agent.output
     drill.ends_like(undisturbed, drill.start(*TWICE))
+
+
+def test_hidden_memory_ends_the_run_at_the_step_that_reads_it(drill, recipe):
+    """Killed in step 13, the run goes on from step 7, and the recipe has forgotten its count: the
+    rate of step 8 is another one, and so is the loss of step 9. No restart but that of the kill is
+    used, and nothing of the other result is written down. The same command begins from step 7, with
+    lines of the first result, which count no more.
+    """
+    path = recipe(HIDDEN)
+    options = ("--nproc-per-node", "3", "--snapshot-every", "off", "--save-every", "7steps")
+    plan = ("--faults", "step 13 rank 0 backward: kill", "--max-restarts", "1")
+    agent = drill.start(*options, *plan, recipe=path)
+    agent.ends_with(1)
+
+    assert "step 9 was done again from the state of step 7 and gave another result" in agent.output
+    assert "keeps something outside its State" in agent.output
+    assert agent.output.count("step 9 was done again from") == 1
+    assert drill.values("generation_started", "cause", "restarts") == [("start", 0), ("failure", 1)]
+    _, report = drill.inspects("report", drill.run.url)
+    assert [(each["step"], each["restored"], each["excuse"]) for each in report["replays"]] == [(9, 7, "")]
+    assert drill.last_step == 8
+    assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 7
+
+    agent = drill.start(*options, recipe=path)
+    agent.ends_with(0)
+    assert drill.values("restored", "step")[-1] == (7,)
+    assert "gave another result when it was done again, so that this need not be" in agent.output
+    lines = run_records.lines(drill.run.metrics)
+    assert [line["step"] for line in lines] == list(range(1, 19))

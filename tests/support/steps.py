@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from elastic.data.loader import BatchLoader, Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.errors import StatesDiffer
 from elastic.proof.audit import Auditor
 from elastic.reduce.tree import spans_of
 from elastic.system.clock import SystemClock
@@ -22,7 +21,6 @@ from elastic.testing.ranks import Member
 from elastic.train.evaluation import Evaluation
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
-from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 from elastic.train.step.parts import Requests, StepParts
 from elastic.train.step.step import Step
@@ -115,13 +113,6 @@ def steps(
     groups = groups_of(member)
     parts = StepParts(state, order, groups, HeartbeatSender(NoPage(), 0))
     loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate, workers=workers)
-
-    def compare() -> None:
-        """Raises StatesDiffer if the ranks' states differed before the step."""
-        parts.buffers.load()
-        if len(set(groups.all_gather(checksum_of(state.flatten()).whole))) > 1:
-            raise StatesDiffer("the states differed before", None)
-
     loop = SimpleNamespace(
         groups=groups,
         loader=loader,
@@ -130,7 +121,11 @@ def steps(
         link=replace(LINK, node=f"node{member.rank}", divergence=redo),
         output=None if member.rank or log is None else SimpleNamespace(log=log),
     )
-    audit = None if audits is None else partial(audits, Auditor(cast("LoopParts", loop), parts, compare))
+    audit = (
+        None
+        if audits is None
+        else partial(audits, Auditor(cast("LoopParts", loop), parts, parts.buffers.load))
+    )
 
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
