@@ -1,14 +1,10 @@
 """An audit finds what is not exact, blames the right side, and leaves training as it was."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
-from steps import ALONE, CLASSES, SAMPLES, samples, steps
+from steps import ALONE, CLASSES, Noisy, loss_of, steps
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import Dataset
 
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.proof.audit import StepAudit
@@ -37,27 +33,6 @@ def plain_net():
     )
 
 
-def loss_of(net):
-    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
-
-
-class Augmented(Dataset):
-    """Draws from the global generators, which are keyed for each sample, or from one of its own."""
-
-    def __init__(self, draw=None):
-        self.x, self.y = samples().tensors
-        self.draw = draw
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        if self.draw is not None:
-            return self.x[index] + self.draw.random(dtype=np.float32), self.y[index]
-        noise = torch.rand(6) + random.random() + np.random.rand()  # noqa: NPY002
-        return self.x[index] + noise, self.y[index]
-
-
 def collate_texts(samples):
     """Beside what is trained, texts as an array of objects, and a sparse tensor."""
     x, y = torch.utils.data.default_collate(samples)
@@ -73,7 +48,7 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(collate, workers):
     found = []
     for options in ({"workers": workers}, {"audits": None}):
         net = seeded(plain_net)
-        optimizer, coming = begun(ALONE, net, dataset=Augmented(), collate=collate, **options)
+        optimizer, coming = begun(ALONE, net, dataset=Noisy(), collate=collate, **options)
         for step in coming:
             step.mean_loss(loss_of(net))
             optimizer.step()
@@ -104,7 +79,7 @@ class Log(list):
 
 def fails(member, kind):
     """What a rank raises at the first audit, and what rank 0 records."""
-    dataset = Augmented(np.random.default_rng(0)) if kind == "generator" else None
+    dataset = Noisy(own_draw=np.random.default_rng(0)) if kind == "generator" else None
     net, log = seeded(Counting if kind == "counter" else lambda: nn.Linear(6, CLASSES)), Log()
     optimizer, coming = begun(member, net, dataset=dataset, log=log)
     for step in coming:

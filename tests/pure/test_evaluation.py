@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from steps import ALONE, evaluation, steps
+from steps import ALONE, CLASSES, Noisy, evaluation, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils._pytree import tree_map
@@ -13,27 +13,6 @@ from torch.utils.data import TensorDataset
 
 from elastic.errors import RecipeNotExact, UsageError
 from elastic.train.state.state import State
-
-CLASSES = 4
-
-
-class Noisy(torch.utils.data.Dataset):
-    """Its samples draw from the generators, or from one that no one sets, as random crops may;
-    values of all magnitudes, so that each order of additions gives other bits.
-    """
-
-    def __init__(self, samples, own_draw=None):
-        self.samples, self.own_draw = samples, own_draw
-
-    def __len__(self):
-        return self.samples
-
-    def __getitem__(self, sample):
-        if self.own_draw is not None:
-            return self.own_draw.random(), sample
-        draw = torch.Generator().manual_seed(sample)
-        noise = torch.rand(1) + random.random() + np.random.rand()  # noqa: NPY002
-        return torch.randn(6, generator=draw) * 10.0 ** (sample % 7) + noise, sample % CLASSES
 
 
 class Counting(nn.Module):

@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 import torch
 from saved_state import saved
-from steps import BATCH, CLASSES, FEATURES, SAMPLES, samples, steps
+from steps import BATCH, CLASSES, FEATURES, SAMPLES, loss_of, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils import clip_grad_norm_
@@ -41,10 +41,6 @@ def recipe(worlds=(TURNING, 3), **settings):
 
 def perceptron(*extra):
     return nn.Sequential(nn.Linear(FEATURES, WIDTH), *extra, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
-
-
-def entropy(net):
-    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
 
 
 def tokens():
@@ -117,7 +113,7 @@ def line_search():
     def body(step):
         def closure():
             optimizer.zero_grad()
-            return step.mean_loss(entropy(net))
+            return step.mean_loss(loss_of(net))
 
         optimizer.step(closure)
 
@@ -261,7 +257,7 @@ def own_optimizer():
 
         assert [p.grad for p in net.parameters()] == [None] * 6
         if step.number % 2:
-            step.mean_loss(entropy(net))
+            step.mean_loss(loss_of(net))
         else:
             step.backward(step.sum(checkpointed) / step.shards + 1e-3 * net[0].weight.square().sum())
         clip_grad_norm_(net.parameters(), 0.5)
@@ -293,7 +289,7 @@ def trainer():
     mine = Trainer()
 
     def body(step):
-        step.mean_loss(entropy(mine.net), mine.scaler)
+        step.mean_loss(loss_of(mine.net), mine.scaler)
         mine.scaler.step(mine.optimizer)
         mine.scaler.update()
 
@@ -340,7 +336,7 @@ def changing():
                 optimizer.param_groups[0]["params"][-2:] = list(net[3][2].parameters())
             case 5:
                 net[0].requires_grad_(False)
-        step.mean_loss(entropy(net))
+        step.mean_loss(loss_of(net))
         optimizer.step()
 
     return State(net=net, optimizer=optimizer), body

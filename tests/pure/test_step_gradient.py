@@ -4,9 +4,8 @@ own, and every draw, mode and buffer its place.
 
 import pytest
 import torch
-from steps import ALONE, BATCH, CLASSES, FEATURES, samples, steps
+from steps import ALONE, BATCH, CLASSES, FEATURES, loss_of, samples, steps
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
 from elastic.train.state.state import State
@@ -16,10 +15,6 @@ from elastic.train.step.parts import Requests
 def linear():
     torch.manual_seed(4)
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-
-
-def loss_of(net):
-    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
 
 
 def gradient(parameters):

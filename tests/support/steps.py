@@ -1,17 +1,21 @@
 """The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from records import LINK
-from torch.utils.data import TensorDataset
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
 
-from elastic.data.loader import BatchLoader, Loader
+from elastic.data.loader import Batch, BatchLoader, Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.proof.audit import Auditor
 from elastic.reduce.tree import spans_of
@@ -48,6 +52,29 @@ def samples() -> TensorDataset:
     return TensorDataset(
         torch.randn(SAMPLES, FEATURES, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
     )
+
+
+class Noisy(Dataset[Any]):
+    """Its samples draw from the global generators, which are keyed for each, or from one that no
+    one sets, as random crops may; values of all magnitudes, so that each order of additions gives
+    other bits.
+    """
+
+    def __init__(self, samples: int = SAMPLES, own_draw: np.random.Generator | None = None) -> None:
+        self.samples, self.own_draw = samples, own_draw
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, sample: int) -> tuple[torch.Tensor, int]:
+        values = torch.randn(FEATURES, generator=torch.Generator().manual_seed(sample))
+        noise = torch.rand(1) + random.random() + np.random.rand()  # noqa: NPY002
+        noise = noise if self.own_draw is None else torch.tensor(self.own_draw.random())
+        return values * 10.0 ** (sample % 7) + noise, sample % CLASSES
+
+
+def loss_of(net: nn.Module) -> Callable[[Batch], torch.Tensor]:
+    return lambda batch: cross_entropy(net(batch.data[0]), batch.data[1])
 
 
 def groups_of(member: Member) -> ProcessGroups:
