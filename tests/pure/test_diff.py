@@ -22,10 +22,11 @@ def chains_of(lines):
     return found
 
 
-def run(chains, *, finished=True, digest="d"):
+def run(chains, *, finished=True, digest="d", saved=None):
     found = chains_of(
         StepLine(step=step, chain=chain and chain * 16) for step, chain in enumerate(chains, start=1)
     )
+    found.digests = saved or {}
     end = digest if finished else None
     return ComparedRun(finished=finished, steps=len(chains), final_digest=end), found
 
@@ -107,7 +108,8 @@ def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, capsys):
         (run("abcd"), run("ab"), False, "B ends at step 2"),
         (run("abcd", finished=False), run("ab"), False, "B ends at step 2"),
         # A buffer that no loss depends on is different.
-        (run("ab", digest="x"), run("ab", digest="y"), False, "final digests differ: x and y"),
+        (run("ab", digest="x"), run("ab", digest="y"), False, "after step 2 differ: digests x and y"),
+        (run("ab", saved={2: "x"}), run("abc", finished=False, saved={2: "y"}), False, "after step 2 differ"),
         # Empty metrics, or lines without a chain, must not pass for agreement.
         (run(""), run(""), False, "no step in common"),
         (run([None, None]), run([None, None]), False, "no step in common"),
