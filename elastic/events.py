@@ -362,13 +362,14 @@ class StepDiffered(Event):
     """A step that a rehearsal or a changed group did again differs, and the run ends.
 
     entries: the differing names, the first nearest to the cause. verdict: hidden or
-    random. accepted: the run goes on (--accept).
+    random. accepted: the run goes on (--accept). recipe: as in Rehearsed.
     """
 
     step: int
     entries: list[str]
     verdict: str
     accepted: bool = False
+    recipe: str = ""
 
 
 class ReplayDiffered(Event):

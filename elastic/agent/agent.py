@@ -19,6 +19,7 @@ from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import NodeWorkers, worker_starts
 from elastic.divergence import Divergence
 from elastic.errors import (
+    EXIT_AGAIN,
     EXIT_COMPLETE,
     EXIT_DIVERGED,
     EXIT_INTERRUPTED,
@@ -209,12 +210,13 @@ class NodeAgent:
         """What a decision depends on. view: the newest answer of the group."""
         parts, workers = self._parts, generation.workers
         settings, shutdown, watchdog = parts.settings, parts.shutdown, self._watchdog
+        codes = {each.code for each in workers.exits.values()}
         return Observation(
             workers=settings.nproc,
             exits=tuple(workers.exits.values()),
             first_exit_age_s=workers.first_exit_age_s(),
-            knows_difference=any(each.code == EXIT_DIVERGED for each in workers.exits.values())
-            and generation.divergence is not None,
+            has_evidence=(EXIT_DIVERGED in codes and generation.divergence is not None)
+            or (EXIT_AGAIN in codes and settings.evidence.exists()),
             is_done=generation.is_done,
             keep_alive_s=settings.options.keep_alive_s,
             hung=watchdog.hung,

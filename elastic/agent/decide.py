@@ -93,7 +93,7 @@ class Observation:
     workers: int  # how many were started on this node
     exits: tuple[WorkerExit, ...]  # of those that ended, in that order
     first_exit_age_s: float  # since the first of them was seen
-    knows_difference: bool  # a worker that ended says how the ranks' states differ
+    has_evidence: bool  # a worker that ended with EXIT_DIVERGED or EXIT_AGAIN left what differs
     is_done: bool  # the group knows that all workers of this node finished
     keep_alive_s: float
     hung: HangDetected | None  # a worker of this node
@@ -136,11 +136,11 @@ class Observation:
     @property
     def has_diverged(self) -> bool:
         """A worker found that ranks differ, and said how; without that it is any other failure."""
-        return self.failure is not None and self.failure.code == EXIT_DIVERGED and self.knows_difference
+        return self.failure is not None and self.failure.code == EXIT_DIVERGED and self.has_evidence
 
     @property
     def differs_again(self) -> bool:
-        return self.failure is not None and self.failure.code == EXIT_AGAIN and not self.is_plain
+        return self.failure is not None and self.failure.code == EXIT_AGAIN and self.has_evidence
 
     @property
     def is_unexplained(self) -> bool:

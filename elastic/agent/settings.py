@@ -39,6 +39,11 @@ class Settings:
         return self.imports_library and "off" not in (options.rehearse.kind, options.snapshot_every.kind)
 
     @property
+    def evidence(self) -> Path:
+        """Where workers leave what a step computed, for those that do it again."""
+        return self.scratch / "evidence.json"
+
+    @property
     def run_id(self) -> str:
         return "" if self.declared is None else self.declared.run_id
 

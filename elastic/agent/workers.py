@@ -256,7 +256,7 @@ def worker_starts(
         parent=None if settings.declared is None else settings.declared.parent,
         imports_library=settings.imports_library,
         disturbs=entered.cause == REHEARSAL,
-        evidence=str(settings.scratch / "evidence.json") if settings.does_steps_again else "",
+        evidence=str(settings.evidence) if settings.does_steps_again else "",
     )
     starts, command = [], (options.recipe, *options.recipe_args)
     for local_rank in range(settings.nproc):

@@ -105,7 +105,20 @@ class StepAgain:
         # Nodes may be started with other options.
         of_options = self.groups.all_gather([is_on, self.accepts])
         self.is_on, self.accepts = all(each[0] for each in of_options), of_options[0][1]
+        self._refuse_unmended()
         return self.earlier
+
+    def _refuse_unmended(self) -> None:
+        """A launcher gives its command again, and each try would save a step that is wrong."""
+        same = []
+        if self.log is not None and not self.accepts:
+            same = [each for each in read_rare(self.events, StepDiffered) if each.event.recipe == self.recipe]
+        newest = max(same, key=lambda each: each.time, default=None)
+        refusal = ""
+        if newest is not None and not newest.event.accepted:
+            refusal = verdict.is_unmended(newest.event.step)
+        if refusal := self.groups.from_rank0(refusal):
+            raise RecipeNotExact(refusal)
 
     def refuse_end(self, step: int) -> None:
         """The recipe leaves the loop in this step. Raises RecipeNotExact, on every rank, where the
@@ -187,7 +200,13 @@ class StepAgain:
         excuse = "--accept says so" if self.accepts else excuse
         if self.log is not None:
             self.log.record(
-                StepDiffered(step=found.step, entries=names[:20], verdict=judged.value, accepted=bool(excuse))
+                StepDiffered(
+                    step=found.step,
+                    entries=names[:20],
+                    verdict=judged.value,
+                    accepted=bool(excuse),
+                    recipe=self.recipe,
+                )
             )
         if excuse:
             if self.log is not None:

@@ -89,6 +89,13 @@ def differs(first: ComputedStep, last: ComputedStep, names: Sequence[str], judge
     )
 
 
+def is_unmended(step: int) -> str:
+    return (
+        f"expected a script that was mended since step {step} was done again and differed, found the same text and arguments; "
+        "mend it (after a mend of another file, change a comment in it), or give --accept"
+    )
+
+
 def ends_now(step: int) -> str:
     return (
         f"step {step} was done again and the loop is left in it, which it was not the first time: what ends the loop is kept outside the State. "

@@ -65,6 +65,10 @@ def test_a_recipe_that_a_restart_changes_is_stopped(drill, recipe):
     assert "outside its State" in agent.output
     assert "step 6 is the newest that is saved" in agent.output
     assert not drill.events("rehearsed")
+    again = drill.start(*REHEARSE, recipe=recipe(HIDDEN))  # as a launcher does
+    again.ends_with(1)
+    assert "expected a script that was mended since step 7" in again.output
+    assert (drill.last_step, drill.is_committed(7)) == (6, False)
 
 
 def test_a_recipe_that_depends_on_the_world_size_is_stopped(drill, recipe):

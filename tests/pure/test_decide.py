@@ -32,7 +32,7 @@ from elastic.rendezvous.transitions import FAILURE, NODE_LOST
 TRAINING = Observation(
     workers=2,
     exits=(),
-    knows_difference=False,
+    has_evidence=False,
     is_done=False,
     first_exit_age_s=0.0,
     keep_alive_s=2.0,
@@ -88,11 +88,12 @@ TABLE = [
     row(A.END_RUN, "exit code 2, which a restart does not change", EXIT_USAGE),
     row(A.END_RUN, "exit code 72", EXIT_RECIPE),
     # Ranks differ, and say how; or a step that was done again does.
-    row(A.REDO, "the ranks differed", EXIT_DIVERGED, LOST, knows_difference=True),
+    row(A.REDO, "the ranks differed", EXIT_DIVERGED, LOST, has_evidence=True),
     row(A.FAIL, "exit code 71", EXIT_DIVERGED),
-    row(A.FAIL, "signal 9", -9, EXIT_DIVERGED, knows_difference=True),
-    row(A.LEAVE, "SIGTERM", EXIT_DIVERGED, knows_difference=True, leaving=TERM),
-    row(A.AGAIN, "again differs", EXIT_AGAIN, LOST),
+    row(A.FAIL, "signal 9", -9, EXIT_DIVERGED, has_evidence=True),
+    row(A.LEAVE, "SIGTERM", EXIT_DIVERGED, has_evidence=True, leaving=TERM),
+    row(A.AGAIN, "again differs", EXIT_AGAIN, LOST, has_evidence=True),
+    row(A.FAIL, "exit code 73", EXIT_AGAIN),
     # A victim waits for the report of the failure, which a partition may be the last to give.
     row(A.CONTINUE, "training", LOST, LOST, first_exit_age_s=VICTIM_PATIENCE_S, keep_alive_s=0.5),
     row(A.CONTINUE, "training", LOST, first_exit_age_s=3.9),
@@ -124,7 +125,6 @@ TABLE = [
     row(A.CONTINUE, "training", DONE, is_plain=True, newcomers=True),
     row(A.FAIL, "exit code 70", LOST, is_plain=True),
     row(A.FAIL, "exit code 72", EXIT_RECIPE, is_plain=True),
-    row(A.FAIL, "exit code 73", EXIT_AGAIN, is_plain=True),
     row(A.FAIL, "exit code 75", DRAINED, DRAINED, is_plain=True, has_drain=False),
 ]
 
@@ -143,7 +143,7 @@ def test_each_rule_decides_a_situation_of_the_table():
     assert {next(rule for rule in RULES if rule.holds(seen)) for seen, _, _ in TABLE} == set(RULES)
 
 
-CODES = st.sampled_from([DONE, LOST, DRAINED, 1, EXIT_USAGE, EXIT_DIVERGED, EXIT_RECIPE, -9, 255])
+CODES = st.sampled_from([DONE, LOST, DRAINED, 1, EXIT_USAGE, EXIT_DIVERGED, EXIT_RECIPE, EXIT_AGAIN, -9])
 WORDS = st.none() | st.sampled_from(["SIGTERM", "failure", "node lost"])
 AGES = st.sampled_from([0.0, 2.9, 3.1, 29.0, 31.0, 1e6])
 OBSERVATIONS = st.builds(
@@ -162,15 +162,18 @@ OBSERVATIONS = st.builds(
 @given(OBSERVATIONS)
 def test_planned_ends_use_no_restart_and_come_in_time(seen):
     """Neither membership nor signals count as failures: a restart or the end of the run needs a
-    worker that failed or hangs. A node that leaves reports none, since the signal may kill its
-    workers too. One whose grace is over leaves.
+    worker that failed or hangs, and a restart that does not count what it left. A node that leaves
+    reports none, since the signal may kill its workers too. One whose grace is over leaves.
     """
     ends_well = (EXIT_COMPLETE, EXIT_INTERRUPTED) if seen.has_drain else (EXIT_COMPLETE,)
     failed = [each.code for each in seen.exits if each.code not in ends_well]
     action = decide(seen).action
-    if action is Action.END_RUN or (action is Action.FAIL and not (seen.hung and seen.stacks_dumped)):
+    if action in (Action.END_RUN, Action.AGAIN, Action.REDO) or (
+        action is Action.FAIL and not (seen.hung and seen.stacks_dumped)
+    ):
         assert failed
     assert action is not Action.FAIL or not seen.leaving
+    assert action not in (Action.AGAIN, Action.REDO) or seen.has_evidence
     alive = replace(seen, group_ended=None, fenced=False, closed=None, exits=())
     assert decide(replace(alive, leaving="SIGTERM", drain_is_over=True)).action is Action.LEAVE
 
