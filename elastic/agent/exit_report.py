@@ -17,7 +17,7 @@ from elastic.agent.agent import NodeAgent
 from elastic.agent.final_checkpoint import newest_checkpoint
 from elastic.agent.generation import is_own_exit
 from elastic.agent.parts import AgentParts
-from elastic.agent.run_directory import has_recorded_end
+from elastic.agent.run_directory import has_recorded_end, is_complete
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint import stop_record
@@ -42,7 +42,7 @@ from elastic.events import (
     RunStarted,
 )
 from elastic.observe import doubts, logged_event
-from elastic.observe.log import read_events
+from elastic.observe.log import read_events, read_rare
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import Share
@@ -155,11 +155,24 @@ def check_finished(settings: Settings, committed_step: int) -> None:
     The run directory may be an old copy, from which another run would go on as if it were whole.
     """
     with suppress(StoreFailed):
-        records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
-        steps = [record.step for record in records] + [damage.step for damage in damages]
-        newest = max(steps, default=0)
-        if newest < committed_step:
+        if (newest := _newest_commit(settings)) < committed_step:
             raise NothingLoads(missing_text(committed_step, newest, settings.run.url))
+
+
+def is_finished(settings: Settings) -> bool:
+    """Whether the run directory says so by itself, and has the last state.
+
+    A store that was begun anew knows of no end. Raises UsageError as `is_complete`.
+    """
+    with suppress(StoreFailed):
+        ends = read_rare(settings.run.events, RunFinished) if is_complete(settings) else []
+        return bool(ends) and _newest_commit(settings) >= max(each.event.steps for each in ends)
+    return False
+
+
+def _newest_commit(settings: Settings) -> int:
+    records, damages = list_commits(open_store(settings.run.checkpoints_url), SystemClock())
+    return max([*(each.step for each in records), *(each.step for each in damages)], default=0)
 
 
 def finished_text(settings: Settings) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
-from elastic.agent.exit_report import check_finished, finished_text, report_exit
+from elastic.agent.exit_report import check_finished, finished_text, is_finished, report_exit
 from elastic.agent.final_checkpoint import finish_saves, offer_newest
 from elastic.agent.parts import AgentParts, Monitor
 from elastic.agent.preemption import open_notices
@@ -112,7 +112,8 @@ def _run(
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, sockets.address, every_s, _CLOCK)))
         rendezvous = open_rendezvous(settings, backend, sockets, probes, newest, console.print_line)
-        if answer_of(partial(rendezvous.reopen, is_new=settings.is_new), settings) is not None:
+        ended = answer_of(partial(rendezvous.reopen, is_new=settings.is_new), settings)
+        if ended is not None or is_finished(settings):
             check_finished(settings, rendezvous.committed_step)
             return _finished(settings)
         place = take_place(settings, rendezvous)

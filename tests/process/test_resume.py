@@ -48,4 +48,9 @@ def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed):
     assert "whatever length the recipe asks for now" in agent.output
     assert f"--from {drill.run.url} --run-dir NEW" in agent.output
     assert drill.tree() == before
+
+    shutil.rmtree(drill.run.rendezvous)  # as with c10d, where each command has a new store
+    again = drill.start()
+    again.ends_with(0)
+    assert "is finished: 24 steps (" in again.output
     drill.is_like(undisturbed)
