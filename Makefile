@@ -63,10 +63,10 @@ mutants: $(READY)
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
 
-# Random storms over a simulated group of up to fifty nodes, without processes: make storms HOURS=1.
-# It ends at the first failure, with the command that plays it again (SEED alone).
+# More random storms over a simulated group, without processes: make storms STORMS=1000.
+# The name of a test that fails has the seed that plays it again.
 storms: $(READY)
-	$(BIN)/python tests/support/random_storm.py $(if $(SEED),--seed $(SEED)) $(if $(HOURS),--hours $(HOURS))
+	STORMS=$(or $(STORMS),100) $(BIN)/python -m pytest tests/pure/test_random_storm.py
 
 # What a step costs beside plain PyTorch and DistributedDataParallel: a table, in under twenty minutes on idle cores.
 # make bench ALL=1, or ONLY="mlp64-1w-8s-fp32 gpt-*"; MARKDOWN=FILE and JSON=FILE are written as well.

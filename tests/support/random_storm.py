@@ -1,16 +1,8 @@
-"""Random faults of a simulated group: what happens is drawn from the seed, and then it is calm.
+"""Random faults of a simulated group: what happens is drawn from the seed, and then it is calm."""
 
-    python tests/support/random_storm.py [--seed 1] [--hours N]
-
-plays one storm after the other, and prints the command that plays the first failure again.
-"""
-
-import argparse
-import itertools
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -405,8 +397,8 @@ class PlannedStorm(RandomStorm):
             self.withdraw(name, took_s, is_kept=True)
 
 
-def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> list[str]:
-    """What happened in the storm. Raises AssertionError, with that."""
+def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> None:
+    """Raises AssertionError, with what happened in the storm."""
     # In memory, where there is such a folder: nothing is lost there that a disk would keep.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -416,27 +408,3 @@ def play(seed: int, kind: type[RandomStorm] = RandomStorm) -> list[str]:
         except BaseException as error:
             error.add_note("\n".join(storm.told))
             raise
-        return storm.told
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--hours", type=float, default=0.0, help="begin no storm after that [one is played]")
-    args = parser.parse_args()
-    began_s = time.monotonic()
-    for seed in itertools.count(args.seed):
-        try:
-            play(seed)
-        except Exception:
-            print(f"replay: make storms SEED={seed}")
-            raise
-        if time.monotonic() - began_s >= args.hours * 3600:
-            break
-    print(f"{seed + 1 - args.seed} storms from seed {args.seed} on, none failed")
-
-
-if __name__ == "__main__":
-    main()
