@@ -120,8 +120,11 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[
         return code, f"{how}{cut}; the same command starts it again"
     if agent.last_step > saved_step:
         # What a group that gave up lacks, it lost with its nodes, and a scheduler starts this one
-        # again. A node that has trained nothing leaves its state to the others.
-        is_well = agent.gave_up or (agent.others_go_on and not agent.has_trained)
+        # again; not what this node has in memory and could not save. A node that has trained
+        # nothing leaves its state to the others.
+        kept = parts.memory.newest
+        is_lost = agent.gave_up and (kept is None or kept.info.step <= saved_step)
+        is_well = is_lost or (agent.others_go_on and not agent.has_trained)
         again = f"the same command resumes there (steps to do again: {agent.last_step - saved_step})"
         what_follows = "the other nodes go on" if agent.others_go_on else again
         return EXIT_INTERRUPTED if is_well else EXIT_FAILED, (

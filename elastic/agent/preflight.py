@@ -79,7 +79,7 @@ def check_command(options: Options) -> None:
     if options.fresh:
         _check_not_requeued(NodeScheduled.by_slurm(environment.variables()))
     run = RunDir.parse(options.run_dir)
-    if options.fresh and run.is_remote:
+    if options.fresh and (run.is_remote or run.local.is_symlink()):
         raise UsageError(
             f"expected a folder with --fresh, which renames it at once, found {run.url}; take another --run-dir"
         )

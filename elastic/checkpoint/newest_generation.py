@@ -73,4 +73,5 @@ def _newest_uploaded(run: RunDir, clock: Clock) -> int:
 
 
 def _highest(names: Iterable[str]) -> int:
-    return max(filter(None, map(parse_number, names)), default=0)
+    """A longer number is none of a generation."""
+    return max(filter(None, map(parse_number, (each for each in names if len(each) < 10))), default=0)

@@ -22,6 +22,7 @@ BEFORE = {"others_go_on": True, "has_trained": False}
         (8, {}, 1, " after step 9, but step 8 is the newest that is saved; the same command"),
         # Its peers died with the newest state, and it waited for others in vain.
         (8, {"gave_up": True}, 75, " after step 9, but step 8 is the newest that is saved; the same"),
+        (7, {"gave_up": True}, 1, " after step 9, but step 7 is the newest that is saved; the same"),
         # The state that this node had restored may have been the only one.
         (8, {"has_trained": False}, 1, " after step 9, but step 8 is the newest that is saved; the same"),
         (8, {"others_go_on": True}, 1, " after step 9, but step 8 is the newest that is saved; the other"),
@@ -31,7 +32,7 @@ BEFORE = {"others_go_on": True, "has_trained": False}
 def test_a_leaving_node_says_whether_others_have_its_steps(
     saved_step, agent, code, text, capsys, monkeypatch
 ):
-    """Step 9 is the last that it knows of."""
+    """Step 9 is the last that it knows of, and it has step 8 in memory."""
     saved = SimpleNamespace(step=saved_step)
     monkeypatch.setattr(exit_report, "newest_checkpoint", lambda _parts, **_: saved)
     parts = SimpleNamespace(
@@ -39,6 +40,7 @@ def test_a_leaving_node_says_whether_others_have_its_steps(
         difference="",
         log=SimpleNamespace(record=lambda event: None),
         shutdown=ShutdownRequest(LeavePage(30.0), FakeClock()),
+        memory=SimpleNamespace(newest=SimpleNamespace(info=SimpleNamespace(step=8))),
     )
     known = {"others_go_on": False, "has_trained": True, "gave_up": False} | agent
     end = RunEnd(exit_code=75, reason="SIGTERM")

@@ -162,6 +162,7 @@ TOO_LONG = "x" * 300
 def test_what_may_not_be_read_is_not_taken_for_nothing(run, monkeypatch, folder, door, says, code):
     """A number would be used twice, a run be set aside, and events be left out of a report."""
     run.log(generation=3, rank=0).parent.mkdir(parents=True)
+    (run.logs / "1764450000000").mkdir()  # a person's
     run.events.mkdir()
     for name in ("run.json", ".metrics-000004.jsonl"):
         (run.local / name).touch()
