@@ -51,17 +51,17 @@ def test_a_signal_to_all_processes_lets_the_step_load_its_data(drill, recipes):
     """It goes to agent, fork server, worker, uploader and data-loading process alike. The recipe
     has a handler of its own. The worker waits for the data loader, which is held at a gate.
     """
-    drill.shut(7)
+    drill.shut("sample")
     recipe = recipes / "loading.py"
     agent = drill.start(*MEMORY_ALONE, recipe=recipe)
-    drill.waits_for((drill.gates / "loading").exists, "a sample that is being loaded")
+    drill.stands("sample", ranks=1)
     for pid in drill.alive():
         if Path(f"/proc/{pid}").exists():
             os.kill(pid, signal.SIGUSR1)
     drill.happens("drain_requested", reason="SIGUSR1 asks this node to leave")
     handled = drill.gates / f"handled-{drill.pid_of_rank(0, generation=1)}"
     drill.waits_for(handled.exists, "the recipe's own handler")
-    (drill.gates / "load").touch()
+    drill.open("sample")
     agent.ends_with(75)
     assert "grace" not in agent.output
     (drained,) = drill.events("drained")

@@ -108,8 +108,8 @@ def test_each_step_is_reported_once_through_two_faults(drill, start, tmp_path):
 
 
 def test_functions_change_no_bit_and_no_check_names_them(drill, drills, tracked, tmp_path):
-    """One draws from every generator and makes unseeded ones, one keeps things, one raises, which
-    is shown once.
+    """One draws from every generator, makes unseeded ones and keeps things; one raises, which is
+    shown once.
     """
     plain = drills(tmp_path / "plain")
     plain.start(recipe=tracked).ends_with(0)

@@ -1,22 +1,19 @@
-"""A recipe whose samples are loaded by another process, which holds one of them at a gate.
+"""A recipe whose samples are loaded by another process, which waits at the gate `sample` with one.
 
-TINY_GATES      Folder. The first time that it loads sample 100, the loading process makes the file
-                `loading` and waits for the file `load`. (Other processes look at samples, too.)
-                At SIGUSR1, which the recipe handles itself, a process makes `handled-<pid>`.
+At SIGUSR1, which the recipe handles itself, a process makes `handled-<pid>` in the folder of gates.
 """
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import torch
+from tiny import wait_at_gate
 from torch import nn
 
 import elastic
 
 HELD_SAMPLE = 100
-HELD_S = 250.0
 
 
 class Held(torch.utils.data.Dataset):
@@ -27,12 +24,9 @@ class Held(torch.utils.data.Dataset):
         return 128
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        is_there = torch.utils.data.get_worker_info() is not None
-        if index == HELD_SAMPLE and is_there and not (self.gates / "loading").exists():
-            (self.gates / "loading").touch()
-            deadline = time.monotonic() + HELD_S
-            while not (self.gates / "load").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+        # Other processes look at samples, too.
+        if index == HELD_SAMPLE and torch.utils.data.get_worker_info() is not None:
+            wait_at_gate(self.gates, "sample", 0)
         return torch.rand(16), torch.tensor(index % 8)
 
 

@@ -24,9 +24,10 @@ WAYS = os.environ.get("TRACKED", "").split()
 STEPS = 24
 
 
-def draw(_record: dict) -> None:
+def draw(record: dict) -> None:
     global calls  # noqa: PLW0603
     calls += 1
+    newest[record["step"]] = record["loss"]
     random.random()
     np.random.rand()  # noqa: NPY002
     torch.rand(1)
@@ -54,13 +55,6 @@ def main() -> None:
         )
     if "draw" in WAYS:
         run.on_step(draw)
-
-        @run.on_step
-        def remember(record: dict) -> None:
-            global calls  # noqa: PLW0603
-            calls += 1
-            newest[record["step"]] = record["loss"]
-
     if "fail" in WAYS:
         run.on_step(fail)
     if "steer" in WAYS:
