@@ -89,6 +89,7 @@ def jobs_in(thing):
     ]
 
 
+@cache
 def jobs():
     """(file, Job) of every manifest that starts nodes."""
     return [(path, job) for path in FILES for thing in objects(path) for job in jobs_in(thing)]
