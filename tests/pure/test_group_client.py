@@ -54,16 +54,8 @@ def there():
 
 
 def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:
-    return Generation(
-        number=2,
-        members=members,
-        rank_of_node=rank,
-        endpoint="a:1",
-        cause=cause,
-        restarts=0,
-        world_size=len(members),
-        base_rank=rank,
-    )
+    group = Group(generation=2, open=True, members=members, endpoint="a:1", cause=cause)
+    return Generation.of(group, members[rank])
 
 
 def test_an_outage_and_its_end_are_reported_once(there):
