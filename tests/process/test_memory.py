@@ -2,9 +2,8 @@
 
 import signal
 
-ALWAYS = ("--snapshot-every", "1")
 # Only the first and the last step are saved: a restored state comes from memory.
-MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
+MEMORY_ALONE = ("--snapshot-every", "1", "--save-every", "1000steps")
 
 
 def restored(drill):

@@ -139,11 +139,6 @@ def test_evidence_of_an_older_generation_gives_way_on_every_rank(ranks, tmp_path
     assert ranks.run(2, newest_of, str(tmp_path)) == [5, 5]
 
 
-def test_no_generation_ends_for_evidence_on_a_full_disk(tmp_path):
-    assert again_at(tmp_path / "evidence").leave(computed())
-    assert not again_at(tmp_path / "missing" / "evidence").leave(computed())
-
-
 def test_a_difference_with_no_room_for_a_third_ends_the_run(tmp_path):
     earlier = Earlier(is_rehearsal=True, found=[computed()])
     other = computed(evidence=Evidence({"a": "y"}))
