@@ -61,16 +61,12 @@ def times(backend: Backend, count: int) -> int:
     return count // 5 if isinstance(backend, ObjectStoreBackend) else count
 
 
-def test_a_fresh_backend_is_empty(open_backend: Open) -> None:
-    """A successor of a version that never existed is refused."""
-    assert open_backend().read() is None
-    assert not open_backend().compare_and_set(3, b"x")
-    assert open_backend().read() is None
-
-
 def test_only_a_writer_of_the_newest_version_replaces_it(open_backend: Open) -> None:
-    """Another writer believes that there is none, and then holds the older version."""
+    """There is none, and a writer names one; another one believes then that there is none, and
+    holds the older version after that.
+    """
     ours, theirs = open_backend(), open_backend()
+    assert ours.read() is None and not ours.compare_and_set(3, b"x") and ours.read() is None
     assert ours.compare_and_set(None, b"one")
     assert not theirs.compare_and_set(None, b"one"), "an equal value is another write"
     first = theirs.read()
@@ -105,17 +101,14 @@ def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> 
 
 
 def test_the_newest_text_of_each_node_is_shown(open_backend: Open) -> None:
-    """A node whose id looks like a path shows three."""
+    """A node whose id looks like a path shows three; few or many of forty more are asked for, one
+    of which does not exist.
+    """
     ours, theirs = open_backend(), open_backend()
     assert not ours.shown()
     for text in ("1", "2 join 1 ::1/x, a", "3"):
         ours.show("../node a,b", text)
         assert theirs.shown() == {"../node a,b": text}
-
-
-def test_texts_of_named_nodes_are_read_alone(open_backend: Open) -> None:
-    """Forty nodes have sent a heartbeat; few or many are asked for, one of which does not exist."""
-    ours, theirs = open_backend(), open_backend()
     nodes = [f"n{number}" for number in range(40)]
     for node in nodes:
         ours.show(node, "1")
