@@ -58,7 +58,7 @@ exit codes:
   75  interrupted, and no step of this command is lost: the same command resumes
   76  states of the run exist, but none loads: elastic-train verify RUN reads the checkpoints
   130 Ctrl-C before the node was ready to train; nothing is lost
-      (check: Ctrl-C ended it; 143: SIGTERM did; 129: SIGHUP did)
+      (check: Ctrl-C ended it; SIGTERM or SIGHUP: 75)
 
 {version}"""
 

@@ -45,7 +45,7 @@ def judge(found: Sequence[Evidence]) -> Verdict:
 def alike(step: int, seconds: float, not_restored: Sequence[str], is_rehearsal: bool) -> str:
     what = f"rehearsed step {step}" if is_rehearsal else f"the new group did step {step} again"
     names = ", ".join(not_restored[:MOST_NAMES]) + (" and more" if len(not_restored) > MOST_NAMES else "")
-    kept = f"; a restart does not bring back {names}: what later steps read of it belongs in elastic.Values (report says more)"
+    kept = f"; a restart does not bring back {names}: what later steps read of it belongs in elastic.State, numbers in elastic.Values (report --json says more)"
     return f"{what}: same bits, {seconds:.1f} s{kept if names else ''}"
 
 

@@ -18,7 +18,7 @@ from elastic.errors import EXIT_INTERRUPTED
 from elastic.system import stop_signals
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
-SENTENCE = "elastic-train: interrupted before it trained anything; nothing is lost"
+SENTENCE = "elastic-train: interrupted, with nothing to save"
 
 
 class Terminated(KeyboardInterrupt):
