@@ -115,7 +115,11 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[
     if parts.difference:
         return EXIT_FAILED, f"{how}: {parts.difference}"
     if not parts.settings.imports_library:
-        cut = ": the script was stopped, and whatever it saved is its own (a script that ends with 0 at SIGTERM gives 75)" if agent.cut_short else ""
+        cut = (
+            ": the script was stopped, and whatever it saved is its own (a script that ends with 0 at SIGTERM gives 75)"
+            if agent.cut_short
+            else ""
+        )
         code = EXIT_FAILED if agent.cut_short else EXIT_INTERRUPTED
         return code, f"{how}{cut}; the same command starts it again"
     if agent.last_step > saved_step:
