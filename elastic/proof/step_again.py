@@ -110,15 +110,12 @@ class StepAgain:
 
     def _refuse_unmended(self) -> None:
         """A launcher gives its command again, and each try would save a step that is wrong."""
-        same = []
-        if self.log is not None and not self.accepts:
-            same = [each for each in read_rare(self.events, StepDiffered) if each.event.recipe == self.recipe]
+        found = read_rare(self.events, StepDiffered) if self.log is not None and not self.accepts else []
+        same = [each for each in found if each.event.recipe == self.recipe]
         newest = max(same, key=lambda each: each.time, default=None)
-        refusal = ""
-        if newest is not None and not newest.event.accepted:
-            refusal = verdict.is_unmended(newest.event.step)
-        if refusal := self.groups.from_rank0(refusal):
-            raise RecipeNotExact(refusal)
+        step = 0 if newest is None or newest.event.accepted else newest.event.step
+        if step := self.groups.from_rank0(step):
+            raise RecipeNotExact(verdict.is_unmended(step))
 
     def refuse_end(self, step: int) -> None:
         """The recipe leaves the loop in this step. Raises RecipeNotExact, on every rank, where the

@@ -74,8 +74,9 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
     if output is not None:
         if said:
             print(said, flush=True)
-        if stopped is not None and point.step >= stopped.step:
-            print(f"this run was {stopped}: no step is left", flush=True)
+        if point.step >= (order.steps if stopped is None else stopped.step):
+            how = "has had all its steps" if stopped is None else f"was {stopped}"
+            print(f"this run {how}: no step is left", flush=True)
         # Not those up to `first_new`: a fault before this one may have counted them already.
         is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
         output.log.record(
