@@ -3,6 +3,9 @@
 
 BIN := .venv/bin
 READY := .venv/.ready
+# Compiled once, also where the environment says that none is kept: each of the hundreds of processes
+# of the tests would compile the library anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup train test check cluster slurm proof messages mutants soak storms bench recovery
 
