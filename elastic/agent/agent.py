@@ -138,8 +138,9 @@ class NodeAgent:
         while True:
             parts.health.turn()
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
+            has_new_exits = generation.workers.poll()
             poll_s = max(GROUP_POLL_S, parts.group.rendezvous.poll_s)
-            if parts.clock.monotonic() - polled_s >= poll_s or generation.workers.poll():
+            if has_new_exits or parts.clock.monotonic() - polled_s >= poll_s:
                 view = self._poll(generation, entered) or view
                 polled_s = parts.clock.monotonic()
             generation.has_diverged |= not view.open and view.cause == DIVERGED
@@ -242,8 +243,8 @@ class NodeAgent:
 
     def _start_workers(self, entered: Generation) -> NodeGeneration:
         parts, settings, self._entered = self._parts, self._parts.settings, entered
-        # The uploader may be saving a state of the generation before. It learns first that this
-        # node is in the new one, which then does not fence that save: workers may start slowly.
+        # The uploader learns the new number first: a save in progress, of the generation before, is
+        # not fenced then while workers start.
         parts.uploader.enter(entered.number)
         parts.log.generation = entered.number
         is_state_awaited = parts.group.enter(entered)

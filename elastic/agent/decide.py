@@ -99,7 +99,7 @@ class Observation:
     hung: HangDetected | None  # a worker of this node
     stacks_dumped: bool  # the hung worker was asked for its stacks
     group_ended: str | None  # why the run has ended, once it has
-    fenced: bool  # the group went on to a newer generation without this node
+    fenced: bool  # the group no longer has this node in its generation
     closed: str | None  # why this generation was closed, once it was
     newcomers: bool  # nodes that wait to join are to be admitted now
     leaving: str | None  # why this node was asked to leave, once it was
@@ -184,7 +184,7 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.differs_again, Action.AGAIN, "a step that was done again differs"),
     Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
-    # which the rules above wait for; only when none does is a failure reported from here.
+    # and a rule above applies; only if none does in time is a failure reported from here.
     Rule(
         lambda o: o.is_unexplained,
         Action.FAIL,
@@ -211,8 +211,8 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.is_plain and o.leaving, Action.LEAVE, "{o.leaving}"),
     Rule(lambda o: o.is_plain and o.newcomers and not o.exits, Action.CLOSE_AND_REJOIN, "a node joins"),
     Rule(lambda o: o.is_plain, Action.CONTINUE, "training"),
-    # Ask for a drain, once. A node that leaves has nothing to keep before the first step. A node
-    # that joins waits for it: otherwise joins that follow each other closely would let none end.
+    # Ask for a drain, once. A node that leaves has nothing to keep before the first step. A drain
+    # for a newcomer does at least one step: frequent joins would stop all progress otherwise.
     Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}"),
     Rule(lambda o: o.leaving and not o.drain_requested, Action.REQUEST_DRAIN, "{o.leaving}"),
     Rule(lambda o: o.newcomers and not o.drain_requested, Action.REQUEST_DRAIN, "a node is waiting to join"),

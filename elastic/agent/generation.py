@@ -20,7 +20,7 @@ from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_LEFT, REHEARS
 from elastic.system.leave_deadline import Share
 from elastic.system.worker_error import read_errors
 
-LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known for certain
+LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known, also where it was watched by few
 
 
 class NodeGeneration:
@@ -31,7 +31,7 @@ class NodeGeneration:
         self.number = number
         self.drain_requested = False
         self.is_done = False  # the group knows that all workers of this node finished
-        self.failure: WorkerFailure | None = None  # set by `fail` and `end_run`
+        self.failure: WorkerFailure | None = None  # set by `fail`, `redo` and `end_run`
         self.has_diverged = False  # workers of some node found that the ranks' states differ
         self._parts, self._watchdog = parts, watchdog
         self._are_killed = False
@@ -77,6 +77,7 @@ class NodeGeneration:
         """
         parts = self._parts
         group = parts.group.close(cause, step=parts.step, counts=counts, failure=self.failure)
+        self.has_diverged |= group is not None and group.cause == DIVERGED  # another node's ranks
         self.kill_workers()
         self.record_end(reason, is_said=cause != REHEARSAL)
         if group is None and self.failure is not None:
@@ -143,8 +144,8 @@ class NodeGeneration:
         parts = self._parts
         if not parts.settings.imports_library:
             # Its workers did not drain. When they end, those of other nodes may fail: that counts
-            # no restart in a generation that is closed.
-            # They still need most of the time of a drain.
+            # no restart in a generation that is closed. A quarter of a drain's time is enough for
+            # that; the workers need the rest.
             longest_s = parts.shutdown.grace_s * Share.DRAIN.value / 4
             parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None, longest_s=longest_s)
         self.kill_workers()

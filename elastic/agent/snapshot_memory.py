@@ -40,6 +40,7 @@ class SnapshotMemory:
         self._asked_bytes = 0
         self._created: Future[SnapshotSlots] | None = None  # of that size, until they are taken over
         self._compared_step = 0  # the newest snapshot that all ranks of all nodes had compared
+        self._unshared: set[int] = set()  # `seq` of those that were agreed on by this node alone
 
     @property
     def path(self) -> str:
@@ -68,13 +69,16 @@ class SnapshotMemory:
         if (slots := self.slots) is None:
             return
         whole = slots.whole()
-        self._compared_step = max((each.info.step for each in whole if each.is_agreed), default=0)
+        self._compared_step = max(
+            (each.info.step for each in whole if each.is_agreed and each.seq not in self._unshared), default=0
+        )
         for snapshot in whole:
             step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
             if snapshot.is_agreed:
                 continue
             if votes and all(of_worker.get(step) == vote for of_worker in votes):
                 slots.agree(snapshot.slot, snapshot.seq)
+                self._unshared.add(snapshot.seq)
             else:
                 slots.invalidate(snapshot.slot)
 
@@ -84,9 +88,7 @@ class SnapshotMemory:
             self.slots.discard_newer(self._compared_step)
 
     def publish(self) -> None:
-        """Write the descriptor of the memory to be written on the control page; what was refused is
-        tried again.
-        """
+        """Put the memory's descriptor on the control page, and try what was refused once more."""
         self._page.slots_fd = None if self.slots is None else self.slots.fd
         self._page.refused_bytes = 0
 

@@ -83,9 +83,9 @@ class Spawner:
         self._gpus: int | None = None
         # The server's; minus the number of the signal that ended it; None while it lives.
         self.exit_code: int | None = None
-        self._connection, theirs = Pipe()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are started
         try:
+            self._connection, theirs = Pipe()
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are started
             with theirs, stop_signals.blocked():
                 self._server = spawn_server(theirs, self._output)
         except OSError as error:
@@ -156,7 +156,7 @@ class Spawner:
         """
         self.wait_ready(self.interrupted)
         self._send(request, *descriptors)
-        # A server that was not ready in time would answer the wait for that first.
+        # While it still imports, its next message is Ready and not the answer to this request.
         answer = None if self._awaited else self._answer(FORK_LIMIT_S, self.interrupted)
         if answer is None:
             self.kill()  # a late answer would mean a worker that no agent watches
@@ -262,7 +262,7 @@ class Process:
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs.
 
-        Processes die with the server, so all of them have exited once the server has.
+        Processes die with the server: all of them have exited, or are about to, once it has.
         """
         self.spawner.receive()
         return self.spawner.exit_codes.get(

@@ -1,11 +1,11 @@
-"""Deleting never breaks a committed checkpoint that is kept, nor one that may yet be committed.
+"""Deleting breaks no committed checkpoint that is kept, and no save of this generation.
 
 A checkpoint's record is deleted first, then its payload. Only the newest generation deletes: an
 older one does not know which checkpoints were found to be damaged since. The newest checkpoints
 stay, and those that this generation's resume passed over are not counted among them. Of what is
 older all of this run goes, and attempts of earlier generations that were not committed. It does not
 promise to delete anything: a later run of it finds what a failed or interrupted one left, from the
-listing alone. That may be an old record without its payload, where a late writer died as well.
+listing alone. That may be an old record without its payload.
 """
 
 from collections.abc import Callable, Iterable

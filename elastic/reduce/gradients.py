@@ -9,7 +9,7 @@ They are exchanged in that one order on every rank, by one thread: two ranks tha
 in different orders wait for each other forever.
 
 Which parameters these are is asked at each computation: recipes freeze layers, unfreeze them, and
-add some. The answer decides alone, without any history, so that a process that resumes sums what an
+add some. No sum depends on earlier answers, so that a process that resumes sums what an
 undisturbed one sums. Parameters that come and go cost nothing once their layout is known.
 
 A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch. A zero instead

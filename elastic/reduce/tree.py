@@ -76,8 +76,8 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
 
 
 class Stack(Generic[T]):
-    """Adds up a span's leaves as they come, left to right or right to left, and holds at most log2
-    of them at once.
+    """Adds up a span's leaves as they come, left to right or right to left, and holds about twice
+    log2 of them at once, at most.
 
     This is a binary counter: a value waits until its sibling of the same size is complete, then the
     two merge, and the merged value may merge again. The rest of `parts` after the last leaf is

@@ -40,7 +40,7 @@ LONGEST_BACKOFF_S = 0.5
 # something at one moment a few write.
 CALL_S = 0.001  # what a call is taken to last at least
 CALLS_PER_NODE = 0.2
-# Where the policy's limit stands for a number that is not known, no few nodes wait for long.
+# Caps: where --max-nodes stands for an unknown number, few nodes do not wait as many would.
 LONGEST_WAIT_S = 1.0
 LONGEST_OF_KEEP_ALIVE = 0.5
 

@@ -21,10 +21,10 @@ from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock
 
-# So often in a keep-alive are heartbeats read; more often by a node that watches all N, every N
-# times this, so that a small group finds a death at once.
+# A node that watches all N reads heartbeats every N times this: a small group sees at once that a
+# keep-alive is over.
 BEATS_READ_S_PER_NODE = 0.004
-BEATS_READ_PER_KEEP_ALIVE = 8
+BEATS_READ_PER_KEEP_ALIVE = 8  # others so often in a keep-alive
 # If each node read the heartbeats of all others, a group of N nodes would read N² all the time. Up
 # to ALL_WATCH_ALL nodes do so. In a larger group each reads those of the next WATCHED nodes in the
 # ring of partition.py, so each node is watched by as many, wherever it stands in rank order. A
@@ -42,9 +42,9 @@ WATCHES_ALL_FOR = 2.0
 class GroupObserver:
     """One node's eyes on everything outside it.
 
-    `dead`: the nodes that this one watches, and whose heartbeats stood still at the last poll;
-    `alive`: all others that the group names. `min_generation`, `has_begun`: known from the run
-    directory; see Rendezvous.
+    `dead`: the nodes that this one watches, and whose heartbeats have stood still for a keep-alive;
+    `alive`: all others that the group names, itself among them. `min_generation`, `has_begun`:
+    known from the run directory; see Rendezvous.
     """
 
     backend: Backend

@@ -303,10 +303,10 @@ class Rendezvous:
         )
 
     def has_lost_member(self) -> bool:
-        """One poll after the generation was closed: whether a member of it is dead."""
+        """One poll, after the generation was closed: whether a member of it is dead."""
         _, group = self._observer.poll()
-        # Where another node has evicted it, the failure is not one any more.
         is_lost = bool(membership.lost_members(group, alive=self._observer.alive)) and not group.open
+        # Where another node has evicted it, the failure is not one any more.
         return group.generation == self._entered and (is_lost or group.cause == NODE_LOST)
 
     def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:

@@ -317,6 +317,7 @@ class Loop:
         if is_done:
             self._last = self._finish(step)
         elif self._last is not None:  # all ranks vote once more; some of them have a snapshot
+            self._saving.finish_copy()
             self._last = self._saving.keep(self._last.info)
         self._end()
 

@@ -89,7 +89,7 @@ class Restorer:
         memory = parts.link.memory
         self._parts, self._groups, self._link = parts, parts.groups, parts.link
         self._slots = SnapshotSlots.open(memory) if memory else None
-        # Snapshots that fail are kept, so that a run without another state is refused.
+        # Which snapshots failed is remembered, so that a run without another state is refused.
         self._damaged: list[RejectedState] = []
 
     def restore(self, again: Earlier = NOTHING) -> ResumePoint:

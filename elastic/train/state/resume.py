@@ -1,6 +1,6 @@
-"""A generation goes on from the newest state, or refuses: of another recipe, data or rank.
+"""A generation goes on from the newest state, or refuses: other data, or ranks with other records.
 
-All that is compared with other ranks is compared here, before the first step.
+An edited recipe is only noted.
 """
 
 from dataclasses import dataclass

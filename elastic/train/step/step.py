@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -349,9 +350,12 @@ class Step:
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepParts.end."""
         parts, buffers = self._parts, self._buffers_after
-        before = () if self.outcome is None else self.outcome.losses
+        before = self.outcome
         outcome = parts.end(self.number, loss, losses, buffers, self._ask)
-        self.outcome = replace(outcome, losses=(*before, *outcome.losses))
+        if before is not None:
+            own_s = tuple(map(add, before.own_s, outcome.own_s))
+            outcome = replace(outcome, losses=(*before.losses, *outcome.losses), own_s=own_s)
+        self.outcome = outcome
         if self.number == 1 and buffers:  # a note is printed after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
         self._buffers_after, self._is_open = {}, False
