@@ -32,6 +32,7 @@ POLL_S_PER_NODE = 0.0002
 LONGEST_POLL_S = 0.5
 FIRST_LOOK_S = 0.1
 LOOK_S = 2.0  # between two looks whether the run is complete
+LOSES_NODE = partial(transitions.close, cause=NODE_LOST, step=0, counts=False, failure=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,7 @@ class Rendezvous:
         )
         self._writer = GroupWriter(self._observer)
         self._entered = 0
+        self._closes = LOSES_NODE
         self._reason = ""
         self._is_waiting = True
 
@@ -212,10 +214,7 @@ class Rendezvous:
             # This node stopped its workers while the backend was out of reach, so it could not
             # close the generation. It must do so now: `next_action` would let it ENTER the old one
             # again.
-            closed = transitions.close(
-                group, generation=self._entered, cause=NODE_LOST, step=0, counts=False, failure=None
-            )
-            self._writer.set(version, closed)
+            self._writer.set(version, self._closes(group, generation=self._entered))
             return None
         decision = next_action(
             group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
@@ -288,19 +287,10 @@ class Rendezvous:
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.
 
-        A newer generation stays untouched. Raises BackendFailed, as all that follow; `join` then
-        closes it as if a node were lost.
+        A newer generation stays untouched. Raises BackendFailed; `join` then closes it so.
         """
-        return self._writer.change(
-            partial(
-                transitions.close,
-                generation=self._entered,
-                cause=cause,
-                step=step,
-                counts=counts,
-                failure=failure,
-            )
-        )
+        self._closes = partial(transitions.close, cause=cause, step=step, counts=counts, failure=failure)
+        return self._writer.change(partial(self._closes, generation=self._entered))
 
     def has_lost_member(self) -> bool:
         """One poll, after the generation was closed: whether a member of it is dead."""
@@ -447,7 +437,7 @@ class Rendezvous:
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
-        self._entered, self._reason = group.generation, ""
+        self._entered, self._closes, self._reason = group.generation, LOSES_NODE, ""
         return Generation.of(group, self._me)
 
     def _notify_once(self, reason: str) -> None:

@@ -260,7 +260,7 @@ def test_a_close_that_meets_an_outage_is_made_at_the_next_join() -> None:
         a.close(transitions.FAILURE, step=0, counts=True)
     backend.is_away = False
     found = a.join(never)
-    assert (found.number, found.cause, found.restarts) == (2, transitions.NODE_LOST, 0)
+    assert (found.number, found.cause, found.restarts) == (2, transitions.FAILURE, 1)
     a.stop()
 
 
