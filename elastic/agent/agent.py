@@ -277,14 +277,18 @@ class NodeAgent:
     def _record_start(self, entered: Generation) -> None:
         parts, size, cause = self._parts, entered.world_size, entered.cause
         if cause != REHEARSAL:
+            nodes = len(entered.members)
             parts.console.print_line(
-                f"generation {entered.number} ({cause}): {size} workers on {len(entered.members)} nodes"
+                f"generation {entered.number} ({cause}): {size} worker{'s' * (size > 1)} on {nodes} node{'s' * (nodes > 1)}"
             )
         if parts.group.is_first:
-            nodes, plain = [node.id for node in entered.members], not parts.settings.imports_library
             parts.log.record(
                 GenerationStarted(
-                    world_size=size, nodes=nodes, cause=cause, restarts=entered.restarts, plain=plain
+                    world_size=size,
+                    nodes=[node.id for node in entered.members],
+                    cause=cause,
+                    restarts=entered.restarts,
+                    plain=not parts.settings.imports_library,
                 )
             )
 
