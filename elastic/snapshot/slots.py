@@ -19,11 +19,11 @@ that other ranks had the same state (`is_agreed` says it), nor that bytes read w
 stay. It needs Linux (memfd, /proc).
 """
 
-import ctypes
 import errno
 import json
 import mmap
 import os
+import struct
 import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -33,17 +33,12 @@ from elastic.system.processes import available_bytes
 from elastic.system.untrusted import decode, parse_json
 
 PAGE = 4096
-MADV_POPULATE_READ = 22  # not in Python's mmap before 3.14
 WORD_BYTES = 8
-MAGIC = int.from_bytes(b"elastic", "little")
-FORMAT = 4
-MOST_SLOTS = 64
-_MAGIC, _FORMAT, _SLOTS, _CAPACITY = range(4)
+_SHAPE = struct.Struct("qq")  # of the first page: how many slots, and the capacity of each
+_ZEROS = memoryview(bytes(1 << 20))
 _SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
 INFO_LIMIT_BYTES = PAGE - _HEADER_WORDS * WORD_BYTES
 _READS = 100
-_LIBC = ctypes.CDLL(None)
-_LIBC.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,25 +120,17 @@ class SnapshotSlots:
             raise OSError(errno.ENOMEM, f"expected {size_bytes} bytes of memory, found {left_bytes} left")
         fd = os.memfd_create("elastic-snapshots", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, size_bytes)
-            # Allocate now. A page that lacks memory later would be a SIGBUS in the middle of
-            # training, or the out-of-memory killer's choice of some process.
-            os.posix_fallocate(fd, 0, size_bytes)
-            slots = SnapshotSlots(fd, num_slots, capacity_bytes)
+            # Write it now. A page that lacks memory later would be a SIGBUS in the middle of
+            # training, or the out-of-memory killer's choice of some process; and one that the
+            # kernel has to clear first would hold up the first copy.
+            at = 0
+            while at < size_bytes:
+                at += os.pwrite(fd, _ZEROS[: size_bytes - at], at)
+            os.pwrite(fd, _SHAPE.pack(num_slots, capacity_bytes), 0)
+            return SnapshotSlots(fd, num_slots, capacity_bytes)
         except BaseException:
             os.close(fd)
             raise
-        memory = ctypes.c_char.from_buffer(slots._map)
-        address = ctypes.addressof(memory)
-        # By ctypes, which lets other threads of this process run. Linux before 5.14 refuses.
-        _LIBC.madvise(address, size_bytes, MADV_POPULATE_READ)
-        _LIBC.madvise(address, size_bytes, mmap.MADV_DONTNEED)  # the memory stays as it is
-        del memory  # else it stays mapped
-        # The magic number last: memory without it is not opened.
-        head = {_FORMAT: FORMAT, _SLOTS: num_slots, _CAPACITY: capacity_bytes, _MAGIC: MAGIC}
-        for index, word in head.items():
-            slots._words[index] = word
-        return slots
 
     @staticmethod
     def open(path: str) -> "SnapshotSlots":
@@ -160,7 +147,12 @@ class SnapshotSlots:
         Raises ValueError or OSError; the descriptor is closed then.
         """
         try:
-            num_slots, capacity_bytes = _shape_of(fd)
+            num_slots, capacity_bytes = _SHAPE.unpack(os.pread(fd, _SHAPE.size, 0).ljust(_SHAPE.size, b"\0"))
+            found_bytes = os.fstat(fd).st_size
+            if min(num_slots, capacity_bytes) < 1 or found_bytes != _file_bytes(num_slots, capacity_bytes):
+                raise ValueError(
+                    f"expected memory for {num_slots} snapshots of {capacity_bytes} bytes, found {found_bytes} bytes in all"
+                )
             return SnapshotSlots(fd, num_slots, capacity_bytes)
         except BaseException:
             os.close(fd)
@@ -321,21 +313,3 @@ def _is_whole(seq: int) -> bool:
 
 def _file_bytes(num_slots: int, capacity_bytes: int) -> int:
     return PAGE + num_slots * (PAGE + capacity_bytes)
-
-
-def _shape_of(fd: int) -> tuple[int, int]:
-    """(num_slots, capacity_bytes) as the file says.
-
-    Raises ValueError unless they are those of whole memory for snapshots.
-    """
-    found_bytes = os.fstat(fd).st_size
-    with memoryview(os.pread(fd, PAGE, 0).ljust(PAGE, b"\0")).cast("q") as words:
-        magic, written_as, num_slots, capacity_bytes = words[:4]
-    if magic != MAGIC or written_as != FORMAT:
-        raise ValueError("expected memory for snapshots, as this version writes it, found something else")
-    is_possible = 1 <= num_slots <= MOST_SLOTS and capacity_bytes >= PAGE and capacity_bytes % PAGE == 0
-    if not is_possible or found_bytes != _file_bytes(num_slots, capacity_bytes):
-        raise ValueError(
-            f"expected memory for {num_slots} snapshots of {capacity_bytes} bytes, found {found_bytes} bytes in all"
-        )
-    return num_slots, capacity_bytes
