@@ -104,9 +104,7 @@ class Bench:
         self.slots = SnapshotSlots.create(self.layout.size_bytes, 1)
         self.run = RunDir.parse(str(folder / "run"))
         self.run.events.mkdir(parents=True)
-        config = UploaderConfig(
-            run_url=self.run.url, local=self.run.url, scratch=str(folder), run_id="r", node="n", keep=1
-        )
+        config = UploaderConfig(run_url=self.run.url, scratch=str(folder), run_id="r", node="n", keep=1)
         self.process = UploaderProcess.start(config)
         self.window = 0.0, 0.0  # of the last save
 

@@ -106,7 +106,7 @@ class NodeAgent:
         """Returns how the run ended for this node, or None where another generation follows."""
         parts = self._parts
         try:
-            entered = parts.group.join(self._is_interrupted, meanwhile=parts.revive_uploader)
+            entered = parts.group.join(meanwhile=parts.revive_uploader)
             return self._watch(self._start_workers(entered), entered)
         except Interrupted:
             self.others_go_on = leave_group(parts, self.last_step)
@@ -201,10 +201,6 @@ class NodeAgent:
     def _ends_the_wait(self) -> bool:
         # The state that this node has may have to be saved before there is a generation.
         self._parts.revive_uploader()
-        return self._is_interrupted()
-
-    def _is_interrupted(self) -> bool:
-        """Asked again and again while this node waits for a generation, by more than one thread."""
         return self._parts.shutdown.reason is not None
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:

@@ -44,12 +44,14 @@ def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) 
     generation waits for the save. Returns whether other members go on.
     """
     parts.health.end()
-    done = parts.group.withdraw(lambda number: not goes_alone and parts.has_shared_state(number))
-    if done.generation is not None:
+    others_go_on, place = parts.group.withdraw(
+        lambda number: not goes_alone and parts.has_shared_state(number)
+    )
+    if place is not None:
         # It may be one that this node was told to leave before it entered it. The next one waits
         # for the save, which must not be fenced by this one.
-        parts.uploader.enter(done.generation)
-    ensure_committed(parts, others=done.others_go_on)
+        parts.uploader.enter(place)
+    ensure_committed(parts, others=others_go_on)
     parts.note_commit()
     if parts.settings.imports_library:  # a plain script's state is its own
         parts.shutdown.ends(last_step)
@@ -59,7 +61,7 @@ def leave_group(parts: AgentParts, last_step: int, *, goes_alone: bool = False) 
         reason = f"{parts.settings.node}, which leaves, found two states of one step: {parts.difference}"
         parts.group.end(RunEnd(exit_code=EXIT_FAILED, reason=reason), of_any=True)
     parts.group.leave()
-    return done.others_go_on
+    return others_go_on
 
 
 def ensure_committed(parts: AgentParts, *, others: bool) -> None:

@@ -21,7 +21,7 @@ from elastic.config.options import Options
 from elastic.errors import Interrupted, RendezvousTimeout
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous, Withdrawal
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, REHEARSAL
 from elastic.system.clock import Clock
 from elastic.system.leave_deadline import Share
@@ -79,9 +79,8 @@ class GroupClient:
         """
         view, problem = None, "the place to meet did not answer"
         if self._polled is None and not self._is_given_up:
-            self._polled = self._calls.submit(
-                partial(self._with_commit, partial(self.rendezvous.watch, step=step))
-            )
+            watches = partial(self.rendezvous.watch, step=step)
+            self._polled = self._calls.submit(self._with_commit, watches)
         if self._polled is not None and wait([self._polled], ANSWER_S).done:
             polled, self._polled = self._polled, None
             try:
@@ -121,18 +120,18 @@ class GroupClient:
                 self._told = step
         return call()
 
-    def join(self, interrupted: Callable[[], bool], *, meanwhile: Callable[[], object]) -> Generation:
+    def join(self, *, meanwhile: Callable[[], object]) -> Generation:
         """The next generation with this node, whose workers must be stopped.
 
-        interrupted: ends the wait, asked again and again. meanwhile: called several times a second.
-        Raises what `Rendezvous.join` raises, Interrupted also where the rendezvous does not answer
+        meanwhile: called several times a second. A request to leave ends the wait. Raises what
+        `Rendezvous.join` raises, Interrupted also where the rendezvous does not answer
         within the share of a drain, and RendezvousTimeout where this node does not reach those
         that serve the stores.
         """
         self._polled = None
         if self._is_given_up:
             raise Interrupted
-        joined = self._calls.submit(partial(self._join_reached, interrupted))
+        joined = self._calls.submit(self._join_reached)
         while not wait([joined], JOIN_S).done:
             meanwhile()
             if self.shutdown.is_over(Share.DRAIN):
@@ -142,13 +141,13 @@ class GroupClient:
         self._reached_s = self.clock.monotonic()
         return generation
 
-    def _join_reached(self, interrupted: Callable[[], bool]) -> Generation:
+    def _join_reached(self) -> Generation:
         while True:
-            generation = self.rendezvous.join(interrupted)
-            if not generation.rank_of_node or self._reaches_store(generation, interrupted):
+            generation = self.rendezvous.join(lambda: self.shutdown.reason is not None)
+            if not generation.rank_of_node or self._reaches_store(generation):
                 return generation
 
-    def _reaches_store(self, generation: Generation, interrupted: Callable[[], bool]) -> bool:
+    def _reaches_store(self, generation: Generation) -> bool:
         """Whether the machine that serves the generation's store answers this node; False where the
         generation is over before that is known.
         """
@@ -170,7 +169,7 @@ class GroupClient:
                     ) from error
             with suppress(BackendFailed):
                 view = self.rendezvous.watch()
-                if interrupted() or view.fenced or not view.open:
+                if self.shutdown.reason is not None or view.fenced or not view.open:
                     return False
             self.clock.sleep(LOST_POLL_S)
 
@@ -231,14 +230,14 @@ class GroupClient:
         share = Share.SAVE if of_any else Share.GROUP
         return self._answer(share, partial(self.rendezvous.end, run_end, of_any=of_any), None) is not None
 
-    def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
-        """The workers of this node have stopped, and it is to leave.
+    def withdraw(self, is_shared: Callable[[int], bool]) -> tuple[bool, int | None]:
+        """The workers of this node have stopped, and it is to leave. Returns as `Rendezvous` does.
 
         is_shared: whether the members of a generation have its newest state in memory. If no node
         goes on with it, as far as the backend answers, the next generation waits until this node
         has left.
         """
-        alone = Withdrawal(others_go_on=False, generation=None)
+        alone: tuple[bool, int | None] = False, None
         return self._answer(Share.GROUP, partial(self.rendezvous.withdraw, is_shared), alone)
 
     def leave(self) -> None:

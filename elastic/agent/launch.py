@@ -177,7 +177,6 @@ def _print_problem(text: str) -> None:
 def _start_uploader(settings: Settings, backend: Backend) -> UploaderProcess:
     config = UploaderConfig(
         run_url=settings.run.url,
-        local=str(settings.run.local),
         scratch=str(settings.scratch),
         run_id=settings.run_id,
         node=settings.node,

@@ -4,6 +4,7 @@
 threads whether the loop turns, and whether the node is in a generation.
 """
 
+from dataclasses import InitVar, dataclass
 from typing import Protocol
 
 from elastic.agent.fault_injection import NodeFaults
@@ -51,36 +52,31 @@ class AgentHealth:
         """Seconds since the last turn; 0 once the loop is over."""
         return 0.0 if self._has_ended else max(0.0, self._clock.monotonic() - self._turned_s)
 
-    @property
-    def turns(self) -> bool:
-        return self.still_s < STANDS_STILL_S
 
-
+@dataclass(eq=False)
 class AgentParts:
     """The parts of one agent, which outlive its generations."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        rendezvous: Rendezvous,
-        shutdown: ShutdownRequest,
-        spawner: Spawner,
-        *,
-        uploader: UploaderProcess,
-        console: ConsoleFollower,
-    ) -> None:
-        options, run, report, clock = settings.options, settings.run, console.print_line, _CLOCK
-        self.settings, self.shutdown, self.spawner, self.uploader = settings, shutdown, spawner, uploader
-        self.console, self.clock = console, clock
-        spawner.report = report
-        self.log = _open_log(settings)
+    settings: Settings
+    rendezvous: InitVar[Rendezvous]
+    shutdown: ShutdownRequest
+    spawner: Spawner
+    uploader: UploaderProcess
+    console: ConsoleFollower
+    clock: Clock = _CLOCK
+    difference: str = ""  # why a state is not saved: its step was committed before with another
+
+    def __post_init__(self, rendezvous: Rendezvous) -> None:
+        options, report, clock = self.settings.options, self.console.print_line, self.clock
+        self.spawner.report = report
+        self.log = _open_log(self.settings)
         self.page = ControlPage.create()
         slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
         self.memory = SnapshotMemory(self.page, slots, report)
-        self.group = GroupClient(rendezvous, options, report, shutdown, clock)
-        self.difference = ""  # why a state is not saved: its step was committed before with another
+        self.group = GroupClient(rendezvous, options, report, self.shutdown, clock)
         self.unlisted = set[str]()  # why the checkpoints could not be listed, which is said once
-        self.faults = NodeFaults(parse(options.faults or ""), Claims(run.faults), self.log, clock)
+        claims = Claims(self.settings.run.faults)
+        self.faults = NodeFaults(parse(options.faults or ""), claims, self.log, clock)
         self.health = AgentHealth(clock)
         self._commit = (0, 0)  # the last that `note_commit` has seen
 

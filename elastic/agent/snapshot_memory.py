@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 from elastic.divergence import vote_of
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
@@ -53,11 +52,8 @@ class SnapshotMemory:
     @property
     def newest(self) -> Snapshot | None:
         """The newest snapshot whose state all ranks are known to have had."""
-        return next((each for each in self._whole if each.is_agreed), None)
-
-    @property
-    def _whole(self) -> list[Snapshot]:
-        return [] if self.slots is None else self.slots.whole()
+        whole = [] if self.slots is None else self.slots.whole()
+        return next((each for each in whole if each.is_agreed), None)
 
     def keep_agreed(self, votes: Sequence[Mapping[int, int]]) -> None:
         """Once the workers are gone: keep the snapshots that count, and void the others.
@@ -110,7 +106,7 @@ class SnapshotMemory:
         capacity = 0 if self.slots is None else self.slots.capacity_bytes
         if wanted > capacity and wanted != self._page.refused_bytes:
             self._asked_bytes = wanted
-            self._created = self._calls.submit(partial(self._create, wanted))
+            self._created = self._calls.submit(self._create, wanted)
 
     def release_leases(self) -> None:
         """The uploader died, which would have returned the slots that it read."""

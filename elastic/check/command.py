@@ -36,7 +36,10 @@ def run_check(options: CheckOptions) -> int:
         found = check(options, tell)
     except ElasticError as error:
         if options.as_json:
-            print(_document(_broken_off(options, error, told)))
+            result = Result.REFUSED if error.exit_code == EXIT_USAGE else Result.FAILED
+            code, why = error.exit_code, str(error)
+            broken_off = Checked(recipe=options.recipe, result=result, exit_code=code, proofs=told, error=why)
+            print(_document(broken_off))
         raise
     print(_document(found) if options.as_json else printable(verdict(found)), flush=True)
     return found.exit_code
@@ -44,16 +47,6 @@ def run_check(options: CheckOptions) -> int:
 
 def _document(found: Checked) -> str:
     return json.dumps(asdict(found), indent=2)
-
-
-def _broken_off(options: CheckOptions, error: ElasticError, told: list[Proof]) -> Checked:
-    return Checked(
-        recipe=options.recipe,
-        result=Result.REFUSED if error.exit_code == EXIT_USAGE else Result.FAILED,
-        exit_code=error.exit_code,
-        proofs=told,
-        error=str(error),
-    )
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,6 @@ listing alone. That may be an old record without its payload.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import records_in
 from elastic.checkpoint.record import COMMIT, CommitRecord, parse_name
@@ -18,25 +17,19 @@ from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionPolicy:
-    """Keep the newest `keep` checkpoints, at least one, of the run `run_id`."""
-
-    run_id: str
-    keep: int
-
-
 def prune(  # noqa: PLR0913 - what a process that commits knows
     store: Store,
-    policy: RetentionPolicy,
     clock: Clock,
     *,
+    run_id: str,
+    keep: int,
     step: int,
     generation: int,
     resumed_from: int | None,
     is_newest: Callable[[], bool],
 ) -> None:
-    """Apply the policy for `generation`, which committed `step`.
+    """Keep the newest `keep` checkpoints of the run, at least one, for `generation`, which has
+    committed `step`.
 
     resumed_from: as in `may_count`. is_newest: whether `generation` is the newest; it is asked
     before the listing and before each deletion. Raises Fenced once it is not; StoreFailed.
@@ -56,10 +49,10 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
     present = {(entry.name, entry.size_bytes) for entry in entries}
     # Counting checkpoints of another run, whose steps may be far higher, would delete ours, and so
     # would counting one without its payload.
-    ours = [each for each in records if each.run_id == policy.run_id]
+    ours = [each for each in records if each.run_id == run_id]
     whole = [each for each in ours if (each.payload, each.size_bytes) in present]
     counting = may_count(whole, step=step, generation=generation, resumed_from=resumed_from)
-    oldest_kept = min(sorted(counting)[-policy.keep :], default=0)
+    oldest_kept = min(sorted(counting)[-keep:], default=0)
 
     found = [
         (each, entry.name)

@@ -19,6 +19,7 @@ from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system import stop_signals
+from elastic.system.addresses import ENDPOINT
 
 T = TypeVar("T")
 Backend = Literal["dir", "c10d", "etcd"]
@@ -97,11 +98,6 @@ _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 OBJECTS_KEEP_ALIVE_S = 15.0
 
 
-_ADDRESS = re.compile(
-    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|(?P<host>[A-Za-z0-9_.-]+)):(?P<port>[0-9]{1,5})"
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
     """host: a name or an address without brackets. port: 0 leaves the choice to the kernel."""
@@ -112,12 +108,12 @@ class ListenAddress:
     @staticmethod
     def parse(text: str) -> "ListenAddress":
         """Raises UsageError. It does not ask whether this machine has the address."""
-        match = _ADDRESS.fullmatch(text)
-        if match is None or int(match["port"]) >= 2**16:
+        match = ENDPOINT.fullmatch(text)
+        if match is None or int(match["port"] or 2**16) >= 2**16:
             raise UsageError(
                 f"expected HOST:PORT such as 127.0.0.1:9100, [::1]:9100, or 0.0.0.0:9100 for all interfaces (port 0: any free one), found {text!r}"
             )
-        return ListenAddress(host=match["ipv6"] or match["host"], port=int(match["port"]))
+        return ListenAddress(host=match["host"].strip("[]"), port=int(match["port"]))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -9,7 +9,7 @@ It does not start or stop workers, and does not decide how often a run may fail.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 
 from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
@@ -90,68 +90,50 @@ class GroupView:
     failure: WorkerFailure | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withdrawal:
-    """What follows for a node that withdraws.
+@dataclass
+class Rendezvous:
+    """`open_endpoint` returns a fresh "host:port" of this node for a generation's TCPStore.
 
-    others_go_on: with its state; it has left. generation: the newest, in which the node keeps its
-    place, so that the next one waits for it; None where it is not a member.
+    `notify` is called with each new reason why the node waits, or something is wrong.
+    `min_generation`: the newest generation known from the run directory; a group whose state was
+    lost, or is an older one, counts on from it. `has_begun`: whether this run has had a generation;
+    None: yes if `min_generation` > 0. `run`: which one it is. `probes`: where nodes can probe each
+    other. `is_complete`: whether the run is known to have ended well, asked now and then while the
+    backend does not answer. `newest_generation`: as `min_generation`, asked before a generation is
+    formed.
     """
 
-    others_go_on: bool
-    generation: int | None
+    backend: Backend
+    me: Node
+    policy: GroupPolicy
+    keep_alive_s: float
+    clock: Clock
+    open_endpoint: Callable[[], str]
+    notify: Callable[[str], None] = lambda _reason: None
+    min_generation: InitVar[int] = 0
+    has_begun: InitVar[bool | None] = None
+    probes: Probes | ProbeExchange | None = None
+    run: RunKey = ANY_RUN
+    is_complete: Callable[[], bool] = lambda: False
+    newest_generation: Callable[[], int] = lambda: 0
 
-
-class Rendezvous:
-    def __init__(  # noqa: PLR0913 - the seam of a node to everything outside it
-        self,
-        backend: Backend,
-        me: Node,
-        policy: GroupPolicy,
-        *,
-        keep_alive_s: float,
-        clock: Clock,
-        open_endpoint: Callable[[], str],
-        notify: Callable[[str], None] = lambda _reason: None,
-        min_generation: int = 0,
-        has_begun: bool | None = None,
-        probes: Probes | ProbeExchange | None = None,
-        run: RunKey = ANY_RUN,
-        is_complete: Callable[[], bool] = lambda: False,
-        newest_generation: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """`open_endpoint` returns a fresh "host:port" of this node for a generation's TCPStore.
-
-        `notify` is called with each new reason why the node waits, or something is wrong.
-        `min_generation`: the newest generation known from the run directory; a group whose state
-        was lost, or is an older one, counts on from it. `has_begun`: whether this run has had a
-        generation; None: yes if `min_generation` > 0. `run`: which one it is. `probes`: where nodes
-        can probe each other. `is_complete`: whether the run is known to have ended well, asked now
-        and then while the backend does not answer. `newest_generation`: as `min_generation`, asked
-        before a generation is formed.
-        """
-        self._backend = backend
-        self._me = me
-        self._policy = policy
+    def __post_init__(self, min_generation: int, has_begun: bool | None) -> None:
+        policy, keep_alive_s, me = self.policy, self.keep_alive_s, self.me
         settings = SharedSettings(
-            run=run, min_nodes=policy.min_nodes, max_nodes=policy.max_nodes, keep_alive_s=keep_alive_s
+            run=self.run, min_nodes=policy.min_nodes, max_nodes=policy.max_nodes, keep_alive_s=keep_alive_s
         )
-        self._clock = clock
-        self._open_endpoint = open_endpoint
-        self._notify = notify
-        self._is_complete = is_complete
-        self._newest_generation = newest_generation
-        self._heartbeat = Heartbeat(backend, me.id, keep_alive_s=keep_alive_s, notify=notify)
+        detector = None if self.probes is None else PartitionDetector(self.probes, me.id, keep_alive_s)
+        self._heartbeat = Heartbeat(self.backend, me.id, keep_alive_s=keep_alive_s, notify=self.notify)
         self._observer = GroupObserver(
-            backend=backend,
+            backend=self.backend,
             me=me,
             policy=policy,
             settings=settings,
             heartbeat=self._heartbeat,
-            clock=clock,
+            clock=self.clock,
             min_generation=min_generation,
             has_begun=min_generation > 0 if has_begun is None else has_begun,
-            partition_detector=None if probes is None else PartitionDetector(probes, me.id, keep_alive_s),
+            partition_detector=detector,
         )
         self._writer = GroupWriter(self._observer)
         self._entered = 0
@@ -170,22 +152,22 @@ class Rendezvous:
         caller leaves.
         """
         self._observer.begin_wait()
-        began_s = reached_s = looked_s = self._clock.monotonic()
+        began_s = reached_s = looked_s = self.clock.monotonic()
         while not interrupted():
             try:
                 self._heartbeat.start()
                 generation = self.poll_join()
-                reached_s = self._clock.monotonic()
+                reached_s = self.clock.monotonic()
             except BackendFailed as error:
                 self._notify_once(str(error))
-                if self._clock.monotonic() - reached_s > self._policy.timeout_s:
+                if self.clock.monotonic() - reached_s > self.policy.timeout_s:
                     raise
                 # A store that a node serves ends with that node, which does not wait for those that
                 # come late or were frozen.
-                if self._clock.monotonic() - looked_s > LOOK_S:
-                    if self._is_complete():
+                if self.clock.monotonic() - looked_s > LOOK_S:
+                    if self.is_complete():
                         raise GroupEnded(EXIT_COMPLETE, str(error)) from error
-                    looked_s = self._clock.monotonic()
+                    looked_s = self.clock.monotonic()
                 generation, self._is_waiting = None, True
             if generation is not None:
                 return generation
@@ -193,10 +175,10 @@ class Rendezvous:
             # the first two seconds the others are about to come, because they just stopped
             # training.
             if self._is_waiting:
-                soon_s = 0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S
-                self._clock.sleep(max(soon_s, self.poll_s))
+                soon_s = 0.004 if self.clock.monotonic() - began_s < 2.0 else POLL_S
+                self.clock.sleep(max(soon_s, self.poll_s))
             else:
-                self._clock.sleep(self._writer.pause_s)
+                self.clock.sleep(self._writer.pause_s)
         raise Interrupted
 
     def poll_join(self) -> Generation | None:
@@ -210,15 +192,13 @@ class Rendezvous:
         if updated != group:
             self._writer.set(version, updated)
             return None
-        if group.open and group.generation == self._entered and self._me.id in group.member_ids:
+        if group.open and group.generation == self._entered and self.me.id in group.member_ids:
             # This node stopped its workers while the backend was out of reach, so it could not
             # close the generation. It must do so now: `next_action` would let it ENTER the old one
             # again.
             self._writer.set(version, self._closes(group, generation=self._entered))
             return None
-        decision = next_action(
-            group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
-        )
+        decision = next_action(group, self.me, alive=alive, timing=self._observer.timing, policy=self.policy)
         if decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP):
             self._notify_once(decision.reason)
         self._is_waiting = decision.action is GroupAction.WAIT
@@ -234,9 +214,9 @@ class Rendezvous:
             case GroupAction.FORM:
                 # A node that slept may be alone with an old state of the group: what others did
                 # since then is in the run directory.
-                group = self._observer.number_from(self._newest_generation(), group)
-                endpoint = self._open_endpoint()
-                formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
+                group = self._observer.number_from(self.newest_generation(), group)
+                endpoint = self.open_endpoint()
+                formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self.policy)
                 self._writer.set(version, formed)
             case GroupAction.ENTER:
                 return self._enter(group)
@@ -264,14 +244,14 @@ class Rendezvous:
             if updated != group and self._writer.set(version, updated):
                 changed = updated
         group = changed or group
-        mine = group.generation == self._entered and self._me.id in group.member_ids
+        mine = group.generation == self._entered and self.me.id in group.member_ids
         if mine and lost and group.ended is None:
             names, number = ", ".join(lost), self._entered
             self._notify_once(f"{names} of generation {number} stopped answering")
         return GroupView(
             open=mine and group.open,
             fenced=not mine,
-            newcomers=membership.newcomers(group, alive=alive, policy=self._policy),
+            newcomers=membership.newcomers(group, alive=alive, policy=self.policy),
             lost=lost,
             ended=group.ended,
             cause=group.cause,
@@ -281,7 +261,7 @@ class Rendezvous:
     @property
     def poll_s(self) -> float:
         """How long to wait between two calls of `watch`, at least: longer in a larger group."""
-        nodes = membership.width(self._observer.newest, self._policy)
+        nodes = membership.width(self._observer.newest, self.policy)
         return min(nodes * POLL_S_PER_NODE, LONGEST_POLL_S) if nodes > observer.ALL_WATCH_ALL else 0.0
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
@@ -299,37 +279,34 @@ class Rendezvous:
         # Where another node has evicted it, the failure is not one any more.
         return group.generation == self._entered and (is_lost or group.cause == NODE_LOST)
 
-    def withdraw(self, is_shared: Callable[[int], bool]) -> Withdrawal:
+    def withdraw(self, is_shared: Callable[[int], bool]) -> tuple[bool, int | None]:
         """Close the open generation if this node is in it, and leave if others have its state.
 
         is_shared: whether the members of a generation have it. The group may be in a newer one than
         this node was in last, with other members: it was formed and this node has not entered it.
         If no node goes on with the state, this node keeps its place until `leave`, and must save
-        its state before.
+        its state before. Returns whether others go on with it, and in which generation, the newest,
+        this node keeps its place, so that the next one waits for it; None where it is no member.
         """
 
         def withdrawn(group: Group) -> Group:
             alive = group.member_ids - self._observer.dead
-            return transitions.withdraw(
-                group, self._me.id, alive=alive, is_shared=is_shared(group.generation)
-            )
+            return transitions.withdraw(group, self.me.id, alive=alive, is_shared=is_shared(group.generation))
 
         group = self._writer.change(
             withdrawn, lambda group: Verb.WITHDRAW if is_shared(group.generation) else None
         )
-        keeps_place = self._me.id in group.member_ids
-        return Withdrawal(
-            others_go_on=not keeps_place and bool(group.member_ids & self._observer.alive),
-            generation=group.generation if keeps_place else None,
-        )
+        if self.me.id in group.member_ids:
+            return False, group.generation
+        return bool(group.member_ids & self._observer.alive), None
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""
-        return self._writer.change(lambda group: transitions.leave(group, self._me.id))
+        return self._writer.change(lambda group: transitions.leave(group, self.me.id))
 
     def done(self) -> Group:
         """All workers of this node finished; the last member to report it completes the run."""
-        done = partial(transitions.done, generation=self._entered, node_id=self._me.id)
+        done = partial(transitions.done, generation=self._entered, node_id=self.me.id)
         return self._writer.change(done, lambda _group: Verb.DONE)
 
     def report_commit(self, step: int) -> Group:
@@ -377,7 +354,7 @@ class Rendezvous:
             _, group = self._observer.poll()
             if group.settings == self._observer.settings or not self._may_live(group):
                 return
-            self._clock.sleep(FIRST_LOOK_S)
+            self.clock.sleep(FIRST_LOOK_S)
 
     def has_lost_state(self) -> bool:
         """Whether the run has had generations, and the place to meet knows of no group.
@@ -395,7 +372,7 @@ class Rendezvous:
     def is_deserted(self) -> bool:
         """Whether the run has ended, or all other nodes have left, as of the last poll."""
         group = self._observer.newest
-        is_empty = not (group.member_ids | group.waiting_ids) - {self._me.id}
+        is_empty = not (group.member_ids | group.waiting_ids) - {self.me.id}
         return self._observer.is_ours(group) and (group.ended is not None or is_empty)
 
     def stop(self) -> None:
@@ -410,7 +387,7 @@ class Rendezvous:
             return False
         if self._observer.moving and group.settings is not None:
             raise UsageError(refusal(group.settings, self._observer.settings))
-        return bool((group.member_ids | group.waiting_ids) & self._observer.alive - {self._me.id})
+        return bool((group.member_ids | group.waiting_ids) & self._observer.alive - {self.me.id})
 
     def _meet_strangers(self, version: int | None, group: Group) -> None:
         """Take over a group with other settings once its nodes are dead.
@@ -423,7 +400,7 @@ class Rendezvous:
             return
         self._heartbeat.beat()
         taken_over = transitions.take_over(group, self._observer.settings)
-        self._writer.set(version, transitions.join(taken_over, self._me))
+        self._writer.set(version, transitions.join(taken_over, self.me))
 
     def _with_own_report(self, group: Group, step: int = 0) -> Group:
         """As the detector says, where nodes can probe each other."""
@@ -438,9 +415,9 @@ class Rendezvous:
         if group.generation == self._entered:
             raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
         self._entered, self._closes, self._reason = group.generation, LOSES_NODE, ""
-        return Generation.of(group, self._me)
+        return Generation.of(group, self.me)
 
     def _notify_once(self, reason: str) -> None:
         if reason != self._reason:
             self._reason = reason
-            self._notify(reason)
+            self.notify(reason)

@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from elastic.agent.parts import AgentParts
+from elastic.agent.parts import STANDS_STILL_S, AgentParts
 from elastic.config.options import ListenAddress
 from elastic.observe.run_view import view_of
 from elastic.report.http_server import Answer, HttpServer
@@ -87,7 +87,7 @@ class AgentPages(Collector):
         health = None if self._parts is None else self._parts.health
         if health is None:
             return Answer(body=b"ok: the agent starts\n")
-        if health.turns:
+        if health.still_s < STANDS_STILL_S:
             return Answer(body=b"ok: the agent's loop turns\n")
         text = f"the agent's loop has stood still for {health.still_s:.0f} s\n"
         return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=text.encode())

@@ -18,8 +18,8 @@ from elastic.errors import UsageError
 
 HIGHEST_PORT = 65535
 _LABEL = r"[A-Za-z0-9_-]{1,63}"
-_ENDPOINT = re.compile(
-    rf"(?P<host>\[[0-9A-Fa-f:.%]+\]|{_LABEL}(?:\.{_LABEL})*\.?)(?::(?P<port>[0-9]{{1,5}}))?"
+ENDPOINT = re.compile(
+    rf"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]|{_LABEL}(?:\.{_LABEL})*\.?)(?::(?P<port>[0-9]{{1,5}}))?"
 )
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 _IFNAME_BYTES = 15
@@ -50,7 +50,7 @@ def split_endpoint(text: str, default_port: int) -> tuple[str, int]:
 
     Raises UsageError for anything else. It does not ask whether the host exists.
     """
-    match = _ENDPOINT.fullmatch(text)
+    match = ENDPOINT.fullmatch(text)
     port = int(match["port"] or default_port) if match else 0
     if match is None or not 0 < port <= HIGHEST_PORT:
         raise UsageError(

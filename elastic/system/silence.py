@@ -16,11 +16,6 @@ from enum import IntEnum
 POLLS_WITHIN_LIMIT = 4
 
 
-def longest_gap_s(limit_s: float) -> float:
-    """How far apart two polls may be for an observer that was watching all the time, in seconds."""
-    return limit_s / POLLS_WITHIN_LIMIT
-
-
 @dataclass(frozen=True, slots=True)
 class Silence:
     """How long a subject has given no sign, in seconds of its observer's attention."""
@@ -29,7 +24,7 @@ class Silence:
 
     def grow(self, elapsed_s: float, *, limit_s: float) -> "Silence":
         """One more poll without a sign, `elapsed_s` after the last poll."""
-        return Silence(self.seconds + min(elapsed_s, longest_gap_s(limit_s)))
+        return Silence(self.seconds + min(elapsed_s, limit_s / POLLS_WITHIN_LIMIT))
 
 
 class Phase(IntEnum):

@@ -209,7 +209,6 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     config = UploaderConfig(
         run_url=run.url,
-        local=str(run.local),
         scratch=str(scratch),
         run_id=ours.run_id,
         node=node,

@@ -64,25 +64,24 @@ class Job:
         self.slots.close()
 
 
+@dataclass
 class Uploader:
-    def __init__(
-        self, saver: Saver, config: UploaderConfig, log: EventLog, offers: socket.socket, owner_fd: int
-    ) -> None:
-        """offers: where they arrive. owner_fd: at its end once the owner is gone."""
-        self._saver = saver
-        self._fixed_s = config.save_deadline_s + OVERTIME_S
-        self._log = log
-        self._offers = offers
-        self._owner_fd = owner_fd
+    """offers: where they arrive. owner_fd: at its end once the owner is gone."""
+
+    saver: Saver
+    config: UploaderConfig
+    log: EventLog
+    offers: socket.socket
+    owner_fd: int
 
     def run(self) -> bool:
         """Serve until the owner is gone; whether all is done, and no call of the storage hangs."""
         poll = select.poll()
-        for fd in (self._owner_fd, self._offers.fileno()):
+        for fd in (self.owner_fd, self.offers.fileno()):
             poll.register(fd, select.POLLIN)
         while True:
             poll.poll()
-            is_over = _is_readable(self._owner_fd)  # first: no offer from before its end is missed
+            is_over = _is_readable(self.owner_fd)  # first: no offer from before its end is missed
             if (job := self._newest()) is not None:
                 if not self._save(job):
                     return False
@@ -92,7 +91,7 @@ class Uploader:
     def _newest(self) -> Job | None:
         """The last of all offers that have arrived; the others have their results."""
         newest: Job | None = None
-        while _is_readable(self._offers.fileno()):
+        while _is_readable(self.offers.fileno()):
             if (job := self._receive()) is None:
                 continue
             if newest is not None:
@@ -106,7 +105,7 @@ class Uploader:
         """None for an offer that has its result, because its slot holds something newer, and for a
         message that is none.
         """
-        message, fds, *_ = socket.recv_fds(self._offers, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+        message, fds, *_ = socket.recv_fds(self.offers, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         try:
             offer = Offer.parse(message)
             memory, client = fds
@@ -128,7 +127,7 @@ class Uploader:
         """False where the storage hangs: the thread in its call cannot be ended."""
         results: SimpleQueue[SaveResult | None] = SimpleQueue()
         threading.Thread(target=self._run, args=(job, results), daemon=True).start()
-        limit_s = save_limit_s(self._fixed_s, job.snapshot.size_bytes)
+        limit_s = save_limit_s(self.config.save_deadline_s + OVERTIME_S, job.snapshot.size_bytes)
         try:
             result = results.get(timeout=limit_s)
             assert result is not None, "the first of the two is the result"
@@ -151,21 +150,21 @@ class Uploader:
             # Training comes first. After a final save there is none.
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        result = self._saver.save(job.offer, job.slots, job.snapshot)
+        result = self.saver.save(job.offer, job.slots, job.snapshot)
         results.put(result)
         if result.state is SaveState.COMMITTED:
-            self._saver.prune(job.offer)
+            self.saver.prune(job.offer)
         results.put(None)
 
     def _report(self, offer: Offer, client: int, result: SaveResult, *, size_bytes: int = 0) -> None:
-        self._log.generation = offer.generation
+        self.log.generation = offer.generation
         if (kind := _EVENTS.get(result.state)) is not None:
-            self._log.record(kind(step=result.step, reason=result.reason))
+            self.log.record(kind(step=result.step, reason=result.reason))
         elif result.is_ours:
             event = CheckpointCommitted(
                 step=result.step, size_bytes=size_bytes, seconds=result.seconds, digest=result.digest
             )
-            self._log.record(event)
+            self.log.record(event)
         with suppress(OSError):  # the client may be gone
             os.write(client, json.dumps(asdict(result)).encode())
         os.close(client)

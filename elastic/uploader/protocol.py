@@ -35,7 +35,6 @@ class UploaderConfig:
     """
 
     run_url: str
-    local: str
     scratch: str
     run_id: str
     node: str
@@ -50,7 +49,7 @@ class UploaderConfig:
 
     @property
     def run(self) -> RunDir:
-        return RunDir(url=self.run_url, local=Path(self.local))
+        return RunDir.parse(self.run_url)
 
     @property
     def socket_path(self) -> str:

@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
-from elastic.checkpoint.prune import RetentionPolicy, prune
+from elastic.checkpoint.prune import prune
 from elastic.checkpoint.record import Hashes, Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
@@ -31,29 +32,23 @@ from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConf
 OVERWRITTEN = "the snapshot of step {step} was written over before it was saved"
 
 
+@dataclass
 class Saver:
-    def __init__(
-        self,
-        store: Store,
-        config: UploaderConfig,
-        fence: Fence,
-        clock: Clock,
-        reached: Callable[[str, int], None],
-    ) -> None:
-        """reached: called with a point of the commit protocol and the step, where faults can be
-        injected.
-        """
-        self._store = store
-        self._config = config
-        self._fence = fence
-        self._clock = clock
-        self._reached = reached
-        self._run_dir: Store | None = None
-        self._difference = ""  # why nothing more is saved
+    """reached: called with a point of the commit protocol and the step, where faults can be
+    injected.
+    """
+
+    store: Store
+    config: UploaderConfig
+    fence: Fence
+    clock: Clock
+    reached: Callable[[str, int], None]
+    _run_dir: Store | None = None
+    _difference: str = ""  # why nothing more is saved
 
     def save(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
-        began_s, cpu_began_s = self._clock.monotonic(), processor_s()
+        began_s, cpu_began_s = self.clock.monotonic(), processor_s()
         if self._difference:
             return offer.result(SaveState.DIFFERS, self._difference)
         try:
@@ -73,13 +68,13 @@ class Saver:
             report_problem(self._difference)
             return offer.result(SaveState.DIFFERS, self._difference)
         if done.is_ours:
-            self._fence.record_commit(offer.step)
+            self.fence.record_commit(offer.step)
         return SaveResult(
             step=offer.step,
             state=SaveState.COMMITTED,
             reason=done.reason,
             is_ours=done.is_ours,
-            seconds=self._clock.monotonic() - began_s,
+            seconds=self.clock.monotonic() - began_s,
             digest=done.record.digest,
             cpu_s=processor_s() - cpu_began_s,
         )
@@ -87,7 +82,7 @@ class Saver:
     def _commit(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot, began_s: float) -> Committed:
         size_bytes = snapshot.size_bytes
         image = slots.body(offer.slot)[:size_bytes]
-        save = Save(run_id=self._config.run_id, step=offer.step, generation=offer.generation)
+        save = Save(run_id=self.config.run_id, step=offer.step, generation=offer.generation)
 
         def is_fenced() -> bool:
             # The writer asks before each of its steps, the last time right before it creates the
@@ -96,18 +91,18 @@ class Saver:
             if not slots.is_whole(offer.slot, offer.seq):
                 raise StoreFailed(OVERWRITTEN.format(step=offer.step))
             self._check_run_dir()
-            return not self._fence.admits(offer.generation)
+            return not self.fence.admits(offer.generation)
 
-        limit_s = save_limit_s(self._config.save_deadline_s, size_bytes)
+        limit_s = save_limit_s(self.config.save_deadline_s, size_bytes)
         # Leaving it waits for the hash, also where the save fails.
         with ThreadPoolExecutor(1, f"hash-{offer.step}") as thread:
             return commit(
-                self._store,
+                self.store,
                 Payload(fd=slots.fd, offset=snapshot.offset, size_bytes=size_bytes),
                 save,
                 limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
-                clock=self._clock,
-                reached=lambda point: self._reached(point, offer.step),
+                clock=self.clock,
+                reached=lambda point: self.reached(point, offer.step),
                 hashed=thread.submit(hashes_of, image, snapshot.info).result,
             )
 
@@ -116,11 +111,11 @@ class Saver:
 
         In etcd that run has a group of its own, which fences nothing of this one.
         """
-        config = self._config
+        config = self.config
         if not config.uid:
             return
         self._run_dir = self._run_dir or open_store(config.run_url)
-        if read_small(self._run_dir, UID, self._clock) not in (None, config.uid.encode()):
+        if read_small(self._run_dir, UID, self.clock) not in (None, config.uid.encode()):
             raise StoreFailed(
                 f"{config.run_url} was set aside or moved, and another run has begun there; nothing of this one is saved in it"
             )
@@ -129,13 +124,14 @@ class Saver:
         """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
         try:
             prune(
-                self._store,
-                RetentionPolicy(run_id=self._config.run_id, keep=self._config.keep),
-                self._clock,
+                self.store,
+                self.clock,
+                run_id=self.config.run_id,
+                keep=self.config.keep,
                 step=offer.step,
                 generation=offer.generation,
                 resumed_from=offer.resumed_from,
-                is_newest=lambda: self._fence.is_newest(offer.generation),
+                is_newest=lambda: self.fence.is_newest(offer.generation),
             )
         except Fenced:
             # The group that goes on deletes them after its next commit.

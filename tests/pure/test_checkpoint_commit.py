@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from payloads import bytes_of, commit_payload, payload_of, record_name
 
 from elastic.checkpoint.catalog import list_commits, verify
-from elastic.checkpoint.prune import RetentionPolicy, prune
+from elastic.checkpoint.prune import prune
 from elastic.errors import Fenced, StoreFailed
 from elastic.storage.store import StoreRefused, StoreUnavailable, create_or_read
 from elastic.testing.fakes import FakeClock, FakeStore
@@ -34,8 +34,7 @@ def run_commit(store, step, generation=1, *, state="d", **options):
 def run_prune(store, step, *, keep, generation=1, newest=lambda: 1, resumed_from=None):
     """After the commit of `step`."""
     when = {"step": step, "generation": generation, "resumed_from": resumed_from}
-    policy = RetentionPolicy(run_id="r", keep=keep)
-    prune(store, policy, FakeClock(), is_newest=lambda: newest() <= generation, **when)
+    prune(store, FakeClock(), run_id="r", keep=keep, is_newest=lambda: newest() <= generation, **when)
 
 
 def loadable_steps(store, *, needed=0):

@@ -26,7 +26,7 @@ from records import IDENTITY
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.newest_generation import newest_generation
-from elastic.checkpoint.prune import RetentionPolicy, prune
+from elastic.checkpoint.prune import prune
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
@@ -241,9 +241,8 @@ class Agent:
         commit_payload(self.checkpoints, image(step), step, **about)
 
     def prune(self, step: int, generation: int) -> None:
-        policy = RetentionPolicy(run_id=IDENTITY.run_id, keep=1)
         when = {"step": step, "generation": generation, "resumed_from": None}
-        prune(self.checkpoints, policy, self.clock, is_newest=lambda: True, **when)
+        prune(self.checkpoints, self.clock, run_id=IDENTITY.run_id, keep=1, is_newest=lambda: True, **when)
 
     def newest(self) -> int:
         """The step of the newest checkpoint that loads; 0 for none."""

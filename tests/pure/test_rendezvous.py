@@ -270,7 +270,7 @@ def test_no_node_is_dead_while_this_one_can_send_no_heartbeat() -> None:
     a = lone(MemoryBackend(), clock=clock, policy=PAIR, keep_alive_s=2.0)
     b = Node(id="b", address="b", nproc=1)
     group = Group(waiting=(b,), settings=a._observer.settings)
-    a._backend.compare_and_set(None, group.to_json())
+    a.backend.compare_and_set(None, group.to_json())
     for problem in ("no space left", ""):
         a._heartbeat.problem = problem
         for _ in range(40):

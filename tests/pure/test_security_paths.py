@@ -12,7 +12,7 @@ import pytest
 from payloads import bytes_of, commit_payload, payload_of
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.checkpoint.prune import RetentionPolicy, prune
+from elastic.checkpoint.prune import prune
 from elastic.checkpoint.record import step_dir
 from elastic.cli import main
 from elastic.errors import CheckpointDamaged, StoreFailed
@@ -148,8 +148,8 @@ def test_records_of_another_run_never_count(store):
     store.delete(old.payload)
     for step in (1, 2, 3):
         assert save(store, step).is_ours
-        policy = RetentionPolicy(run_id="r", keep=2)
-        prune(store, policy, CLOCK, step=step, generation=2, resumed_from=None, is_newest=lambda: True)
+        when = {"step": step, "generation": 2}
+        prune(store, CLOCK, run_id="r", keep=2, **when, resumed_from=None, is_newest=lambda: True)
     records, damages = list_commits(store, CLOCK, run_id="r")
     assert [record.step for record in records] == [3, 2]
     assert bytes_of(store, records[0], CLOCK) == IMAGE

@@ -53,7 +53,6 @@ def config(tmp_path, page):
     """Of an uploader in this process, whose parent is the one of the tests."""
     return UploaderConfig(
         run_url=str(tmp_path / "run"),
-        local=str(tmp_path / "run"),
         scratch=str(tmp_path),
         run_id="r",
         node="n0",

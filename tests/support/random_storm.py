@@ -147,7 +147,7 @@ class RandomStorm:
             trained, machine.generation = machine.trained, None
             others = machine.rendezvous.withdraw(
                 lambda number: not trained or (is_kept and number == trained)
-            ).others_go_on
+            )[0]
             machine.saves = not others
             machine.holds = bool(trained) and was_member and not others and self._is_whole()
 
