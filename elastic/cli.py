@@ -53,8 +53,7 @@ exit codes:
   1   training failed; the traceback of the worker that failed first is printed last
       or it was interrupted before its last step was saved; the last line says which step is
       (check: runs of the recipe differ or fail; diff: the runs differ; verify: there is damage)
-  2   the command, the recipe or the run directory is not as expected; or what should look at a run
-      cannot read it
+  2   the command, the recipe or the run directory is not as expected, or cannot be read
   75  interrupted, and no step of this command is lost: the same command resumes
   76  states of the run exist, but none loads: elastic-train verify RUN reads the checkpoints
   130 Ctrl-C before the node was ready to train; nothing is lost
