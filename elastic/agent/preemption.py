@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -164,7 +163,7 @@ def _ask_aws(host: str) -> str | None:
             return None
         raise
     found = parse_json(text)
-    return f"{_short(found['action'])} at {_shown(found.get('time')) or 'an unknown time'}"
+    return f"{_short(found['action'])} at {found.get('time', 'an unknown time')}"
 
 
 def _ask_gcp(host: str) -> str | None:
@@ -189,13 +188,9 @@ def _ask_azure(host: str) -> str | None:
         # Freeze, Reboot and Redeploy leave the VM where it is.
         is_here, kind = machine in map(str.casefold, event["Resources"]), event["EventType"]
         if is_here and kind in ("Preempt", "Terminate"):
-            when = _shown(event.get("NotBefore"))  # empty where it has begun
+            when = event.get("NotBefore")  # empty where it has begun
             return f"{kind}, not before {when}" if when else str(kind)
     return None
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) and _SHORT_TEXT.fullmatch(value) else ""
 
 
 # The title, the variable of an environment that names its address, and the look.

@@ -237,7 +237,6 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
     if place != ours:
         is_lost = partial(answer_of, rendezvous.has_lost_state, settings)
         watch.check_lost_state(place, is_lost)
-    answer_of(rendezvous.check_settings, settings)
     answer_of(rendezvous.start, settings)
     return place
 

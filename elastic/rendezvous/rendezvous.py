@@ -345,15 +345,15 @@ class Rendezvous:
         group = self._observer.newest
         return group.committed_step if self._observer.is_ours(group) else 0
 
-    def check_settings(self) -> None:
-        """Before the first join: return once no live node of the group has other settings.
+    def start(self) -> None:
+        """Before the first join: send heartbeats once no live node of the group has other settings.
 
         Raises UsageError when one is alive; this node has written nothing then. BackendFailed.
         """
         while True:
             _, group = self._observer.poll()
             if group.settings == self._observer.settings or not self._may_live(group):
-                return
+                return self._heartbeat.start()
             self.clock.sleep(FIRST_LOOK_S)
 
     def has_lost_state(self) -> bool:
@@ -363,10 +363,6 @@ class Rendezvous:
         """
         version, _ = self._observer.poll()
         return version is None and self._observer.has_begun
-
-    def start(self) -> None:
-        """Begin the heartbeats. Raises BackendFailed."""
-        self._heartbeat.start()
 
     @property
     def is_deserted(self) -> bool:

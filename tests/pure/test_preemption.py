@@ -161,8 +161,7 @@ def test_a_source_that_raises_is_asked_again():
         ("azure", events(("Terminate", "trainers_3"), not_before=""), "Azure: Terminate"),
         # A time that cannot be read hides no notice.
         ("azure", events(("Preempt", "trainers_3"), not_before=None), "Azure: Preempt"),
-        ("azure", events(("Preempt", "trainers_3"), not_before="Mon\x1b[2J"), "Azure: Preempt"),
-        ("aws", json.dumps({"action": "stop", "time": "x" * 201}).encode(), "AWS: stop at an unknown time"),
+        ("aws", json.dumps({"action": "stop"}).encode(), "AWS: stop at an unknown time"),
     ],
 )
 def test_an_answer_is_a_notice_if_it_is_about_this_machine(name, answer, reason, serve):

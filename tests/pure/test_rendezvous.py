@@ -297,9 +297,10 @@ def test_settings_are_checked_before_a_node_writes(lives: bool) -> None:
     clock.sleep = sleep_while_b_lives  # type: ignore[method-assign]
     if lives:
         with pytest.raises(UsageError, match="--keep-alive 3s there, 2s here"):
-            a.check_settings()
+            a.start()
     else:
-        a.check_settings()
+        a.start()
+        a.stop()
         assert clock.now - began_s > 3.0
     assert backend.history() == [group.to_json()]
 
