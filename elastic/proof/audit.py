@@ -81,7 +81,7 @@ class Auditor:
     def undisturbed(self) -> Iterator[None]:
         """Afterwards the State, its gradients and the random streams are as before."""
         buffers, gradients = self.of_steps.buffers.save(), [(p, p.grad) for p in self.names]
-        modes = Modes.of(structure.submodules(self.parts.state.modules))
+        modes = Modes(structure.submodules(self.parts.state.modules))
         with random_streams.kept(), self.of_steps.gradients.paused():
             try:
                 yield
@@ -106,8 +106,9 @@ class Auditor:
 class Computation:
     """One computation of one shard in one step, and what it took and gave."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, state: State) -> None:
         self.shard = shard
+        self._state = state
         self.begun: dict[int, tuple[Call, int]] = {}  # by number: a call, and its batch's `drawn`
         self.buffers: Contents | None = None  # what the last call left
         self.gradients: dict[nn.Parameter, str] = {}
@@ -120,12 +121,12 @@ class Computation:
             self._data = fingerprint(batch.data)
         self.begun[call.number] = call, batch.drawn
 
-    def add_call(self, number: int, output: Tensor, state: State) -> None:
-        """The modules have the buffers that the call left."""
+    def add_call(self, number: int, output: Tensor) -> None:
+        """It has ended; the modules have the buffers that it left."""
         self._outputs[number] = tensor_checksum(output)
         self._left = {
             f"the buffer {name}.{path}": tensor_checksum(buffer)
-            for name, module in state.named_modules()
+            for name, module in self._state.named_modules()
             for path, buffer in module._buffers.items()  # noqa: SLF001
             # Others may be caches, whose size depends on the past.
             if buffer is not None and path not in module._non_persistent_buffers_set  # noqa: SLF001
@@ -144,9 +145,8 @@ class Computation:
 class StepAudit:
     """The audit of one step on one rank.
 
-    own: the shard of this rank that is computed again elsewhere. again: the computation of another
-    one here.
-    cost_s: seconds spent on second computations so far.
+    own: the shard of this rank that is computed again elsewhere. first: its computation in
+    training, which adds its calls and gradients. again: the computation of another one here.
     """
 
     def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
@@ -158,63 +158,45 @@ class StepAudit:
         spans = auditor.of_steps.exchange.spans
         self._shards = [audited_shard(seed, step, each) for each in spans]
         self.own, self._owner = self._shards[rank], audited_by(rank, len(spans))
-        self._first, self.again = Computation(self.own), Computation(self._shards[self._owner])
-        self.cost_s = 0.0
+        state = auditor.parts.state
+        self.first, self.again = (Computation(each, state) for each in (self.own, self._shards[self._owner]))
         self._batch: Batch | None = None  # of the shard that is computed again here
-        self._outputs: dict[int, Tensor] = {}  # its graphs, by number of the call
-        self._sums: list[int] = []  # the calls whose sums wait for their backward
-        self._new: list[int] = []  # the calls since the last comparison
-
-    def before(self, call: Call, batch: Batch) -> None:
-        """In training, a call for the shard `own` begins."""
-        self._first.begin(call, batch)
-
-    def after(self, number: int, output: Tensor) -> None:
-        """It has ended; the modules have the buffers that it left."""
-        self._first.add_call(number, output, self._auditor.parts.state)
-
-    def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """What the shard `own` adds to the sum."""
-        self._first.add_gradient(parameter, gradient)
+        self._outputs: dict[int, Tensor] = {}  # its graphs since the last comparison, by number of the call
 
     def add_sum(self, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
-        with self._timed(), self._auditor.undisturbed():
+        with self._auditor.undisturbed():
             self._call_again(number)
-        self._sums.append(number)
 
-    def check_sums(self, backward: Backward) -> None:
-        """Compare the sums that wait for this backward, and the gradients.
+    def check(self, backward: Backward, loss: int | None = None) -> None:
+        """Compare the calls since the last comparison, and the gradients.
 
-        Raises MachineFault, RecipeNotExact, PeerLost.
+        loss: the number of a last call, whose backward follows at once. Raises MachineFault,
+        RecipeNotExact, PeerLost.
         """
-        with self._timed(), self._auditor.undisturbed():
-            self._check(self._sums, backward)
-        self._sums = []
-
-    def check_loss(self, number: int, backward: Callable[[Tensor], None]) -> None:
-        """Compare one loss, the gradients, and the sums since the last comparison.
-
-        Raises as `check_sums`.
-        """
-        with self._timed(), self._auditor.undisturbed():
-            self._call_again(number)
-            self._check(self._new, lambda outputs: backward(outputs[-1]))
+        with self._auditor.undisturbed():
+            if loss is not None:
+                self._call_again(loss)
+            self._differentiate(self.again, list(self._outputs.values()), backward)
+            self._compare(list(self._outputs), backward)
+        self._outputs = {}
+        self.again.buffers = None  # the next computation begins with the mean over shards
+        for each in (self.first, self.again):
+            each.gradients.clear()
 
     def _call_again(self, number: int) -> None:
         if self._batch is None:
             self._batch = self._auditor.parts.loader.shard(self._step, self.again.shard)
         before = self.again.buffers or self._auditor.of_steps.buffers.opening
-        call = replace(self._first.begun[number][0], buffers=before)
+        call = replace(self.first.begun[number][0], buffers=before)
         self._outputs[number] = self._run(self.again, call, self._batch)
-        self._new.append(number)
 
     def _run(self, computation: Computation, call: Call, batch: Batch) -> Tensor:
         self._auditor.of_steps.heartbeat.enter(Phase.STEP)
         computation.begin(call, batch)
         output = self._compute(call, batch)
         computation.buffers = self._auditor.of_steps.buffers.save()
-        computation.add_call(call.number, output, self._auditor.parts.state)
+        computation.add_call(call.number, output)
         return output
 
     def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
@@ -224,15 +206,14 @@ class StepAudit:
         # Activation checkpointing runs the forward again, and needs the buffers that it left.
         self._auditor.of_steps.buffers.load(computation.buffers)
         backward(outputs)
-        for parameter in self._first.gradients:
+        for parameter in self.first.gradients:
             # A gradient that a shard does not give counts as +0.0 in the sum.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             computation.add_gradient(parameter, gradient)
 
-    def _check(self, calls: list[int], backward: Backward) -> None:
-        self._differentiate(self.again, [self._outputs[number] for number in calls], backward)
+    def _compare(self, calls: list[int], backward: Backward) -> None:
         groups = self._auditor.parts.groups
-        computations, names = (self._first, self.again), self._auditor.names
+        computations, names = (self.first, self.again), self._auditor.names
         with self._auditor.of_steps.heartbeat.waiting():
             # The sums of gradients are under way, perhaps in the same process group, and every rank
             # must start the operations of a group in the same order.
@@ -242,10 +223,6 @@ class StepAudit:
         failed = [each for each in range(ranks) if told[each][0] != told[auditor_of(each, ranks)][1]]
         if failed:
             self._fail(failed, calls, backward)
-        self._new = []
-        self.again.buffers = None  # the next computation begins with the mean over shards
-        for each in computations:
-            each.gradients.clear()
 
     def _fail(self, failed: list[int], calls: list[int], backward: Backward) -> None:
         """Compute the shards of these ranks once more, judge, and raise the same on every rank."""
@@ -254,7 +231,7 @@ class StepAudit:
         groups, names = self._auditor.parts.groups, self._auditor.names
         found: list[Computation | None] = [None] * 4
         if groups.rank in failed:
-            found[0], found[2] = self._first, self._repeat(self._first, calls, backward)
+            found[0], found[2] = self.first, self._repeat(self.first, calls, backward)
         if self._owner in failed:
             found[1], found[3] = self.again, self._repeat(self.again, calls, backward)
         evidence = [{} if each is None else each.evidence(calls, names).entries for each in found]
@@ -304,18 +281,10 @@ class StepAudit:
 
     def _repeat(self, computation: Computation, calls: list[int], backward: Backward) -> Computation:
         """The same computation again, from its data on."""
-        again, outputs = Computation(computation.shard), []
+        again, outputs = Computation(computation.shard, self._auditor.parts.state), []
         batch = self._auditor.parts.loader.shard(self._step, again.shard)
         for number in calls:
             call, batch.drawn = computation.begun[number]
             outputs.append(self._run(again, call, batch))
         self._differentiate(again, outputs, backward)
         return again
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began_s = self._auditor.parts.clock.monotonic()
-        try:
-            yield
-        finally:
-            self.cost_s += self._auditor.parts.clock.monotonic() - began_s

@@ -186,7 +186,7 @@ class _KeptBuffers:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = structure.submodules(modules)
-        self._modes = Modes.of(parts)
+        self._modes = Modes(parts)
         self._kept = [
             (part, name, buffer, buffer.detach().clone(), buffer._version)  # noqa: SLF001 - autograd's count
             for part in parts

@@ -147,11 +147,8 @@ def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
     assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or schedule.interval.steps == 1
 
 
-def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):
-    """The steps of a process that are audited, from its first one.
-
-    measured: which part of what an audit costs it sees itself.
-    """
+def audited(schedule, first, last, *, step_s, cost_s):
+    """The steps of a process that are audited, from its first one."""
     due, is_audited = [], schedule.is_due(first, is_first=True)
     for step in range(first, last + 1):
         if is_audited:
@@ -159,7 +156,7 @@ def audited(schedule, first, last, *, step_s, cost_s, measured=1.0):
             schedule.interval.begin(step)
         # As in the loop: the next step is decided about before this one's costs are known.
         is_next = schedule.is_due(step + 1)
-        schedule.add_step(step_s + cost_s * is_audited, measured * cost_s if is_audited else None)
+        schedule.add_step(step_s + cost_s * is_audited, is_audited=is_audited)
         is_audited = is_next
     return due
 
@@ -172,13 +169,11 @@ def test_every_nth_step_is_audited_wherever_a_process_begins(every, first):
     assert found == [step for step in range(first, first + 100) if step % every == 0]
 
 
-@given(st.floats(1e-4, 100), st.floats(1e-6, 10), st.integers(1, 1000), st.floats(0, 1))
-def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first, measured):
-    """The first one, in the second step, has to be paid to learn the cost. What an audit does not
-    measure itself (it waits for other ranks) counts all the same.
-    """
+@given(st.floats(1e-4, 100), st.floats(1e-6, 10), st.integers(1, 1000))
+def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first):
+    """The first one, in the second step, has to be paid to learn the cost."""
     steps, schedule = 2000, AuditSchedule(AUTO)
-    found = audited(schedule, first, first + steps, step_s=step_s, cost_s=cost_s, measured=measured)
+    found = audited(schedule, first, first + steps, step_s=step_s, cost_s=cost_s)
     assert found[0] == first + 1
     spent_s = (len(found) - 1) * cost_s
     assert spent_s <= AUDIT_SHARE * (steps * step_s + spent_s) * (1 + 1e-4)

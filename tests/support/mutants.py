@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant("train/step/contract.py", "not structure.same(structure.values_of(self.parts.holders), self.parts.values)", "False", "pure/test_step_refusals.py"),
     Mutant("train/step/contract.py", "if now != self._flags:", "if False:", "pure/test_step_refusals.py"),
     Mutant("train/step/contract.py", "        if self._is_in_function:", "        if False:", "pure/test_step_refusals.py"),
-    Mutant("train/step/contract.py", "if list(map(_TRAINING, self.modules)) != self.flags:", "if False:", "pure/test_exact_recipes.py"),
+    Mutant("train/step/contract.py", "if list(map(_TRAINING, self._modules)) != self._flags:", "if False:", "pure/test_exact_recipes.py"),
     Mutant("train/step/sums.py", "or found.has_graph > agreed.has_graph", "", "pure/test_step_refusals.py"),
     Mutant("train/step/parts.py", "if not buffers.sums.have_same_integers(signs):", "if False:", "pure/test_buffers.py"),
     Mutant("train/step/step.py", "if self.has_line:", "if False:", "pure/test_step_refusals.py"),

@@ -88,7 +88,7 @@ class StepRecorder:
         if output is not None:
             seconds = now_s - self._began_s  # of all that a step takes the loop
             output.schedule.add_step(seconds)
-            output.audits.add_step(seconds, None if step.audit is None else step.audit.cost_s)
+            output.audits.add_step(seconds, is_audited=step.audit is not None)
             if step.number == self._resumed.first_new:
                 output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()

@@ -143,8 +143,7 @@ class AuditSchedule:
     which builds and loads much, tells nothing of the time of steps, and after a fault it is waited
     for. `--audit Nsteps` audits each step whose number N divides.
 
-    What an audit costs is what it has measured itself, or what its step took longer than others
-    where that is more: an audited step also waits for other ranks.
+    An audit costs what its step took longer than others: it also waits for other ranks.
     """
 
     def __init__(self, every: Every) -> None:
@@ -152,7 +151,7 @@ class AuditSchedule:
         self.interval = Interval(AUDIT_SHARE)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)  # without an audit
         self._is_first = True
-        self._newest: tuple[float, float] | None = None  # seconds of an audited step, and of its audit
+        self._audited_s: float | None = None  # of a step whose audit's cost is not known yet
 
     def is_due(self, step: int, *, is_first: bool = False) -> bool:
         """Asked while the step before is under way. is_first: of this process."""
@@ -166,14 +165,14 @@ class AuditSchedule:
             case _:
                 return False
 
-    def add_step(self, seconds: float, audit_s: float | None = None) -> None:
-        """A step took so long. audit_s: of that, what its audit has measured, if it had one."""
-        if audit_s is not None:
-            self._newest = seconds, audit_s
+    def add_step(self, seconds: float, *, is_audited: bool) -> None:
+        """A step took so long."""
+        if is_audited:
+            self._audited_s = seconds
         elif not self._is_first:
             self._steps.append(seconds)
         self._is_first = False
-        if self._newest is not None and self._steps:
-            (seconds, audit_s), self._newest = self._newest, None
+        if self._audited_s is not None and self._steps:
             step_s = median(self._steps)
-            self.interval.add_cost(max(audit_s, seconds - step_s), step_s)
+            self.interval.add_cost(max(0.0, self._audited_s - step_s), step_s)
+            self._audited_s = None

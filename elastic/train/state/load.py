@@ -11,7 +11,6 @@ name is stale in a calm run and after a restart alike.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +39,7 @@ from elastic.train.state.flat import (
     with_layer_versions,
     with_properties,
 )
+from elastic.train.state.values import refilled
 
 SHOWN_DIGITS = 32  # of a tensor's checksum
 # How an object's load_state_dict may say that a state is not its own.
@@ -114,27 +114,11 @@ def load_stateful(name: str, thing: Any, flat: FlatState, copies: SharedCopies) 
     for part, had in zip(parts, before, strict=True):
         attributes = vars(part)
         for key in had.keys() & attributes.keys():
-            attributes[key] = _refilled(had[key], attributes[key])
+            attributes[key] = refilled(had[key], attributes[key], _share)
 
 
-def _refilled(old: Any, new: Any) -> Any:
-    """The list, dict or tensor that a part of torch's had, which the recipe may name, with what the
-    load has put in its place: `group = optimizer.param_groups[0]` above the loop stays that group.
-    """
-    if new is old or type(new) is not type(old):
-        return new
-    if type(old) is list:
-        pairs = zip(old, new, strict=False)
-        old[:] = [*(_refilled(*pair) for pair in pairs), *new[len(old) :]]
-    elif type(old) in (dict, defaultdict):
-        items = {key: _refilled(old.get(key), item) for key, item in new.items()}
-        old.clear()
-        old.update(items)
-    elif type(old) is Tensor and old.shape == new.shape and old.dtype == new.dtype:
-        old.data = new.data
-    else:
-        return new
-    return old
+def _share(tensor: Tensor, other: Tensor) -> None:
+    tensor.data = other.data
 
 
 def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ It does not make ranks agree: a value that is computed from a rank's own data di
 and the comparison of states finds that.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,7 +76,7 @@ class Values:
                 "Values(...) must have the same names as when the run began"
             )
         for name, value in state_dict.items():
-            vars(self)[name] = _loaded(vars(self)[name], value)
+            vars(self)[name] = refilled(vars(self)[name], value, Tensor.copy_)
 
     def _refuse(self, name: str) -> None:
         raise UnknownValue(
@@ -132,20 +133,23 @@ def _checked(value: Any, place: str) -> Any:
     )
 
 
-def _loaded(held: Any, value: Any) -> Any:
-    """The value, in the tensor, list or dict that is there, which the recipe may name."""
-    if isinstance(held, Tensor) and isinstance(value, Tensor):
-        if (held.shape, held.dtype) != (value.shape, value.dtype):
-            return value.to(held.device)
-        held[...] = value
-        return held
-    if type(held) is list and type(value) is list:
-        new = [_loaded(*pair) for pair in zip(held, value, strict=False)]
-        held[:] = new + value[len(new) :]
-        return held
-    if type(held) is dict and type(value) is dict:
-        found = {key: _loaded(held.get(key), item) for key, item in value.items()}
-        held.clear()
-        held.update(found)
-        return held
-    return value
+def refilled(old: Any, new: Any, fill: Callable[[Tensor, Tensor], object]) -> Any:
+    """The list, dict or tensor that is there, which the recipe may name, with what a load has put
+    in its place: `group = optimizer.param_groups[0]` above the loop stays that group.
+
+    fill: gives a tensor that is there the content of another one of its shape and dtype.
+    """
+    if new is old or type(new) is not type(old):
+        return new
+    if type(old) is list:
+        pairs = zip(old, new, strict=False)
+        old[:] = [*(refilled(*pair, fill) for pair in pairs), *new[len(old) :]]
+    elif type(old) in (dict, defaultdict):
+        items = {key: refilled(old.get(key), item, fill) for key, item in new.items()}
+        old.clear()
+        old.update(items)
+    elif type(old) is Tensor and old.shape == new.shape and old.dtype == new.dtype:
+        fill(old, new)
+    else:
+        return new
+    return old

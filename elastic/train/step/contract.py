@@ -34,11 +34,10 @@ seen.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter, ne
 from typing import Any
-from weakref import WeakMethod, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +73,8 @@ class Contract:
         self._scaler: Scaler | None = None  # the last one looked at
         self._check_schedules()
         self._hooks = (
-            register_optimizer_step_pre_hook(_call_weakly(self._before)),
-            register_optimizer_step_post_hook(_call_weakly(self._updated)),
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._updated),
         )
         self._before_update: Callable[[Optimizer], None] = lambda _optimizer: None
         self._step, self._first_step = 0, 0  # the newest one; the first of this generation
@@ -264,7 +263,8 @@ class Contract:
             "optimizer.step() (a momentum encoder, a max_norm), or before the loop, on fixed samples"
         )
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        """Torch calls it for all optimizers."""
         if not self._is_in_function:
             self._before_update(optimizer)
 
@@ -272,7 +272,7 @@ class Contract:
         """Whether it is one of the state's."""
         return any(each is optimizer for each in self._state.optimizers)
 
-    def _updated(self, optimizer: Optimizer) -> None:
+    def _updated(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
             for p in group["params"] if self._left else ():
                 if p.grad is not None and self._left.get(id(p)) is p.grad:
@@ -342,36 +342,19 @@ class Contract:
         return [part for thing in self._state.objects.values() for part in structure.held(thing)]
 
 
-def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
-    """Torch's hook of all optimizers, which would keep the contract of a loop that was left."""
-    weak = WeakMethod(method)
-
-    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if (found := weak()) is not None:
-            found(optimizer)
-
-    return hook
-
-
 _TRAINING = attrgetter("training")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Modes:
-    """flags: of each module, whether it is in training mode. Only modules of the state count."""
+    """Whether each of some modules was in training mode when this was made."""
 
-    modules: Sequence[nn.Module]
-    flags: list[bool]
-
-    @classmethod
-    def of(cls, modules: Sequence[nn.Module]) -> "Modes":
-        """As they are now."""
-        return cls(modules=modules, flags=list(map(_TRAINING, modules)))
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules, self._flags = modules, list(map(_TRAINING, modules))
 
     def load(self) -> None:
         """Gives those that were there. Set by attribute: recipes override `train`."""
-        if list(map(_TRAINING, self.modules)) != self.flags:
-            for module, is_training in zip(self.modules, self.flags, strict=True):
+        if list(map(_TRAINING, self._modules)) != self._flags:
+            for module, is_training in zip(self._modules, self._flags, strict=True):
                 module.training = is_training
 
 

@@ -134,7 +134,7 @@ class StepParts:
         self.contract = Contract(state)
         self.gradients = Gradients(self.contract, self.exchange)
         self.buffers = Buffers(state, shards, self.device)
-        self.forms = AgreedForms(self.exchange, self.device)
+        self.forms = AgreedForms(groups)
         self.pace = Pace(groups.rank, groups.world_size, heartbeat)
         self.heartbeat, self.order = heartbeat, order
         self.agreement, self.collected = agreement, collected

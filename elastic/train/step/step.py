@@ -150,8 +150,7 @@ class Step:
         PeerLost when another rank is gone.
         """
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
-        with self._parts.heartbeat.waiting():
-            form = self._parts.forms.check(self._passes, function, outputs)
+        form = self._parts.forms.check(self._passes, function, outputs)
         dtype = torch.int64 if form.dtype in INTEGERS else form.dtype
         copies = {
             shard: output.detach().to(dtype, copy=True).contiguous() for shard, output in outputs.items()
@@ -203,7 +202,7 @@ class Step:
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self._end_backward(batch.shard)
         if self.audit is not None:
-            self.audit.check_sums(self._sums.backward)
+            self.audit.check(self._sums.backward)
         self._finish(loss.detach(), {})
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
@@ -235,7 +234,7 @@ class Step:
             # Read at the end of the step, by when the function may have used its memory again.
             losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
         if self.audit is not None:
-            self.audit.check_loss(self._passes, backward)
+            self.audit.check(lambda outputs: backward(outputs[-1]), self._passes)
         outcome = self._finish(None, losses)
         self._parts.contract.end_computation()
         return outcome.loss
@@ -262,7 +261,7 @@ class Step:
         self._parts.buffers.check_body()
         self._parts.gradients.begin_without()
         if self.audit is not None:
-            self.audit.check_sums(lambda _outputs: None)
+            self.audit.check(lambda _outputs: None)
         outcome = self._finish(torch.tensor(math.nan), {})
         self.outcome = replace(outcome, losses=(*outcome.losses, *norms))
         return self.outcome
@@ -312,7 +311,7 @@ class Step:
         else:
             buffers.begin(contract.parts.modules)
         self._is_open = True
-        modes = Modes.of(contract.parts.modules)
+        modes = Modes(contract.parts.modules)
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
             self.fault_point("forward")
@@ -322,11 +321,11 @@ class Step:
             if audit is not None and batch.shard != audit.own:
                 audit = None
             if audit is not None:
-                audit.before(call, batch)
+                audit.first.begin(call, batch)
             output = check(self._compute(call, batch))
             self._buffers_after[batch.shard] = buffers.save()
             if audit is not None:
-                audit.after(call.number, output)
+                audit.first.add_call(call.number, output)
             yield batch, output
         contract.end_pass()
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
@@ -340,7 +339,7 @@ class Step:
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
-        shown = () if self.audit is None else (self.audit.own, self.audit.see_gradient)
+        shown = () if self.audit is None else (self.audit.own, self.audit.first.add_gradient)
         self._parts.gradients.begin_computation(*shown)
 
     def _ask(self, number: int) -> Requests:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from elastic.errors import UsageError
-from elastic.reduce.exchange import Exchange
+from elastic.train.groups import ProcessGroups
 
-MAX_DIMENSIONS = 8
 INTEGERS = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128
 DTYPES = INTEGERS + FLOATS
@@ -41,10 +40,9 @@ def check_loss(loss: Any) -> Tensor:
 
 def check_summand(output: Any) -> Any:
     """Raises UsageError unless outputs like this one can be added."""
-    is_dense = isinstance(output, Tensor) and output.layout is torch.strided and output.dtype in DTYPES
-    if not is_dense or output.dim() > MAX_DIMENSIONS:
+    if not (isinstance(output, Tensor) and output.layout is torch.strided and output.dtype in DTYPES):
         raise UsageError(
-            f"step.sum: expected the function to return a dense tensor of at most {MAX_DIMENSIONS} dimensions and of a common type, found {described(output)}; "
+            f"step.sum: expected the function to return a dense tensor of a common type, found {described(output)}; "
             "call step.sum once for each tensor, or join them by torch.cat"
         )
     return output
@@ -68,9 +66,8 @@ class OutputForm(NamedTuple):
 class AgreedForms:
     """The form of each sum of a step, once all ranks have agreed on it."""
 
-    def __init__(self, exchange: Exchange, device: torch.device) -> None:
-        self._exchange = exchange
-        self._device = device
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
         self._agreed: dict[tuple[int, str], OutputForm] = {}
 
     def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> OutputForm:
@@ -93,20 +90,13 @@ class AgreedForms:
         return agreed
 
     def _agree(self, outputs: dict[int, Tensor]) -> OutputForm:
-        """The forms of all shards, each in its own row of one sum: float64 [S, dimensions + 3]."""
-        shape = self._exchange.shards, MAX_DIMENSIONS + 3
-        tables = {}
-        for shard, output in outputs.items():
-            form = [output.requires_grad, DTYPES.index(output.dtype), output.dim(), *output.shape]
-            table = torch.zeros(shape, dtype=torch.float64)
-            table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
-            tables[shard] = table.to(self._device)
-        rows = self._exchange.sum_shards(tables, "the forms of a sum").long().tolist()
-        has_graph = any(row[0] for row in rows)
-        forms = [
-            OutputForm(torch.Size(sizes[:dimensions]), DTYPES[dtype], has_graph)
-            for _, dtype, dimensions, *sizes in rows
+        own = [
+            [shard, each.requires_grad, DTYPES.index(each.dtype), *each.shape]
+            for shard, each in outputs.items()
         ]
+        rows = sorted(row for of_rank in self._groups.all_gather(own) for row in of_rank)
+        has_graph = any(row[1] for row in rows)
+        forms = [OutputForm(torch.Size(shape), DTYPES[dtype], has_graph) for _, _, dtype, *shape in rows]
         for shard, found in enumerate(forms):
             if found != forms[0]:
                 raise _differs(shard, found, forms[0], "for shard 0")
