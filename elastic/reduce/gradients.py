@@ -183,12 +183,10 @@ class Gradients:
         used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
         """
         unused = {name for name, count in zip(self._layout.ids, used, strict=False) if not count}
-        for parameter, view in self._of_parameters(flats):
-            parameter.grad = None if unused and id(parameter) in unused else view
-
-    def sums(self) -> dict[nn.Parameter, Tensor]:
-        """The summed gradient of each parameter, before it is in `.grad`. Raises PeerLost."""
-        return dict(self._of_parameters(self.wait()))
+        for bucket, flat in zip(self._layout.buckets, flats, strict=True):
+            views = cut(flat, bucket.parameters)
+            for parameter, view in zip(bucket.parameters, views, strict=True):
+                parameter.grad = None if unused and id(parameter) in unused else view
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -205,13 +203,6 @@ class Gradients:
             hook.remove()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _of_parameters(self, flats: list[Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
-        return [
-            pair
-            for bucket, flat in zip(self._layout.buckets, flats, strict=True)
-            for pair in zip(bucket.parameters, cut(flat, bucket.parameters), strict=True)
-        ]
 
     def _current_layout(self, joined: list[nn.Parameter]) -> Layout:
         """That of the parameters which are trained now. joined: of the others."""

@@ -89,7 +89,11 @@ def modules(state: State, device: torch.device) -> None:
     for name, thing in state.objects.items():
         if isinstance(thing, nn.Module):
             for path, module in thing.named_modules(prefix=name):
-                _module(path, module)
+                if isinstance(module, nn.SyncBatchNorm):
+                    raise UsageError(
+                        f"expected layers that compute alike at every number of workers, found a SyncBatchNorm at {path}; "
+                        "use BatchNorm: it normalises within a shard, and its running averages are the mean over shards"
+                    )
     for parameter in state.trained:
         where = parameter.device
         if where.type != device.type or where.index not in (None, device.index):
@@ -106,11 +110,3 @@ def modules(state: State, device: torch.device) -> None:
                 f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {state.name_of(parameter)}; change gradients "
                 "in the loop's body, after step.mean_loss or step.backward"
             )
-
-
-def _module(path: str, module: nn.Module) -> None:
-    if isinstance(module, nn.SyncBatchNorm):
-        raise UsageError(
-            f"expected layers that compute alike at every number of workers, found a SyncBatchNorm at {path}; "
-            "use BatchNorm: it normalises within a shard, and its running averages are the mean over shards"
-        )
