@@ -27,14 +27,7 @@ from elastic.data.loader import Batch
 from elastic.divergence import Divergence, may_come_as_late
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.proof.evidence import Evidence
-from elastic.proof.verdict import (
-    DATA,
-    GRADIENT,
-    Audited,
-    audited_by,
-    audited_shard,
-    auditor_of,
-)
+from elastic.proof.verdict import DATA, GRADIENT, Audited, audited_shard, auditor_of
 from elastic.system.silence import Phase
 from elastic.train.loop.build import LoopParts
 from elastic.train.state import structure
@@ -157,7 +150,7 @@ class StepAudit:
         seed, rank = auditor.parts.loader.order.seed, auditor.parts.groups.rank
         spans = auditor.of_steps.exchange.spans
         self._shards = [audited_shard(seed, step, each) for each in spans]
-        self.own, self._owner = self._shards[rank], audited_by(rank, len(spans))
+        self.own, self._owner = self._shards[rank], (rank + 1) % len(spans)
         state = auditor.parts.state
         self.first, self.again = (Computation(each, state) for each in (self.own, self._shards[self._owner]))
         self._batch: Batch | None = None  # of the shard that is computed again here

@@ -220,8 +220,3 @@ def audited_shard(seed: int, step: int, own_shards: range) -> int:
 def auditor_of(owner: int, ranks: int) -> int:
     """The rank that computes a shard of `owner` again; itself where it is alone."""
     return (owner - 1) % ranks
-
-
-def audited_by(auditor: int, ranks: int) -> int:
-    """The rank one of whose shards `auditor` computes again."""
-    return (auditor + 1) % ranks

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.proof.evidence import Evidence
-from elastic.proof.verdict import DATA, Audited, audited_by, audited_shard, auditor_of
+from elastic.proof.verdict import DATA, Audited, audited_shard, auditor_of
 from elastic.reduce.tree import span
 
 NAMES = [DATA, "what call 1 of the step returned", "the buffer m.mean", "the gradient of m.weight"]
@@ -55,9 +55,8 @@ def test_the_first_entry_in_the_order_of_computing_is_named(found):
 
 @given(st.integers(1, 12))
 def test_every_rank_audits_one_rank_and_is_audited_by_one(ranks):
-    """A ring: the two functions are each other's inverse."""
-    assert sorted(audited_by(rank, ranks) for rank in range(ranks)) == list(range(ranks))
-    assert all(auditor_of(audited_by(rank, ranks), ranks) == rank for rank in range(ranks))
+    """A ring, of one rank too."""
+    assert sorted(auditor_of(rank, ranks) for rank in range(ranks)) == list(range(ranks))
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 9), st.integers(0, 12))
