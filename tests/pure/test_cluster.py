@@ -56,7 +56,7 @@ WRONG = {
     "another digest": replace(RUN, events=[*EVENTS[:-1], event("run_finished", 107.0, digest="e" * 64)]),
     "a step is missing": replace(RUN, metrics=[*STEPS[:2], *STEPS[3:]]),
     "another chain": replace(RUN, metrics=[*STEPS[:5], STEPS[5] | {"chain": "x"}]),
-    "two commits of a step": replace(RUN, commits=[*RUN.commits, RUN.commits[0]]),
+    "two commits of a step by a node": replace(RUN, events=[*EVENTS, EVENTS[2]]),
     "another state": replace(RUN, commits=[{"step": 2, "digest": "x"}, RUN.commits[1]]),
     "damage": replace(RUN, damage=[{"step": 2, "reason": "torn"}]),
     "damage taken for whole": replace(RUN, damaged_steps=frozenset({2})),
