@@ -56,7 +56,7 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(collate, workers):
     assert found[0] == found[1]
 
 
-def test_a_sum_that_a_later_loss_ended_is_not_compared_once_more():
+def test_a_sum_that_a_later_loss_ended_is_compared_once():
     """It was for the metrics alone, and the step goes on with another sum and its backward."""
     net = seeded(plain_net)
     optimizer, coming = begun(ALONE, net)
