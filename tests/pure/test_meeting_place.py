@@ -149,7 +149,7 @@ def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
         assert beats_at(run, place)() == {"1": "5"}
 
 
-def test_each_command_and_run_directory_has_a_group_of_its_own_in_etcd(tmp_path: Path) -> None:
+def test_each_command_and_run_directory_has_its_group_in_etcd(tmp_path: Path) -> None:
     """Nodes that come by another path find the group in the run directory."""
 
     def group(folder: str, recipe: str = "a.py", there: Place | None = None) -> str:
