@@ -38,7 +38,15 @@ from elastic.checkpoint.record import (
     step_dir,
 )
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
-from elastic.storage.store import ObjectNotFound, Payload, Store, reading, retrying
+from elastic.storage.store import (
+    ObjectNotFound,
+    Payload,
+    Store,
+    StoreUnavailable,
+    read_small,
+    reading,
+    retrying,
+)
 from elastic.system.clock import Clock
 
 
@@ -177,7 +185,11 @@ class _Write:
             # record all the same (a full disk may fail the sync of a name that is there already),
             # or its request is still on its way. Where the name is taken, it is by such a call.
             self._is_in_doubt = True
-            self._store.create(record.name, record.to_json())
+            try:
+                self._store.create(record.name, record.to_json())
+            except StoreUnavailable:  # a store may lose each answer, and do what is asked
+                if read_small(self._store, record.name, self._clock) is None:
+                    raise
 
         retrying(once, clock=self._clock, deadline=self._limits.deadline)
         self._check_is_there(record)
