@@ -65,9 +65,10 @@ class SnapshotMemory:
         if (slots := self.slots) is None:
             return
         whole = slots.whole()
-        self._compared_step = max(
-            (each.info.step for each in whole if each.is_agreed and each.seq not in self._unshared), default=0
-        )
+        # The restore of the generation that has ended compared what it began with.
+        self._unshared -= {each.seq for each in whole if each.info.step == self._page.restored_step}
+        compared = [each.info.step for each in whole if each.is_agreed and each.seq not in self._unshared]
+        self._compared_step = max(compared, default=0)
         for snapshot in whole:
             step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
             if snapshot.is_agreed:

@@ -80,7 +80,9 @@ def run_forked(command: list[str], *, env: dict[str, str], stdout: IO[bytes], **
 def forked(output: IO[bytes], run: Callable[[], object]) -> int:
     """The pid of a child that runs it in a session of its own, and dies with this process."""
     parent = os.getpid()
-    if pid := os.fork():
+    with stop_signals.blocked():  # an exception of a handler is ignored while hooks of a fork run
+        pid = os.fork()
+    if pid:
         return pid
     try:
         die_with_parent(parent)
