@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sizes = Counter(item.path.parent for item in items)
     for item in items:
         folder = item.path.parent
-        places.setdefault(item.path, seen[folder] / sizes[folder])
+        share = 0.8 if folder.name == "process" else 1.0  # short tests come last
+        places.setdefault(item.path, share * seen[folder] / sizes[folder])
         seen[folder] += 1
     items.sort(key=lambda item: places[item.path])
     for item in items:
