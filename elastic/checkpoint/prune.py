@@ -5,7 +5,7 @@ older one does not know which checkpoints were found to be damaged since. The ne
 stay, and those that this generation's resume passed over are not counted among them. Of what is
 older all of this run goes, and attempts of earlier generations that were not committed. It does not
 promise to delete anything: a later run of it finds what a failed or interrupted one left, from the
-listing alone. That may be an old record without its payload.
+listing alone. That may be an old record without its payload, where a late writer died.
 """
 
 from collections.abc import Callable, Iterable

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 import elastic
 
-SHARD_S, CLASSES, STEPS = 0.005, 3, 40
+SHARD_S, CLASSES, STEPS = 0.005, 3, 64
 
 
 class Noisy(Dataset):
