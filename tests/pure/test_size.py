@@ -10,12 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 20_775,
-    "elastic/train elastic/proof": 5_784,
-    "tests": 20_589,
+    "elastic": 20_714,
+    "elastic/train elastic/proof": 5_745,
+    "tests": 19_829,
 }
-MOST_FILES = {"elastic": 201, "elastic/train elastic/proof": 43}
-MOST_WORDS = 19_456  # of README and docs, without decisions and the table that `make proof` makes
+MOST_FILES = {"elastic": 199, "elastic/train elastic/proof": 43}
+MOST_WORDS = 19_427  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
