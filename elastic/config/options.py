@@ -19,7 +19,7 @@ from elastic.config.durations import Every, duration_s
 from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system import stop_signals
-from elastic.system.addresses import ENDPOINT
+from elastic.system.untrusted import ENDPOINT
 
 T = TypeVar("T")
 Backend = Literal["dir", "c10d", "etcd"]

@@ -6,7 +6,6 @@ that resolves to a loopback address stays one.
 
 import fcntl
 import os
-import re
 import socket
 import struct
 import uuid
@@ -15,12 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from elastic.errors import UsageError
+from elastic.system.untrusted import ENDPOINT
 
 HIGHEST_PORT = 65535
-_LABEL = r"[A-Za-z0-9_-]{1,63}"
-ENDPOINT = re.compile(
-    rf"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]|{_LABEL}(?:\.{_LABEL})*\.?)(?::(?P<port>[0-9]{{1,5}}))?"
-)
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 _IFNAME_BYTES = 15
 

@@ -7,6 +7,7 @@ escapes foreign text before a terminal shows it.
 
 import json
 import math
+import re
 import reprlib
 from contextlib import suppress
 from types import UnionType
@@ -19,6 +20,10 @@ T = TypeVar("T")
 
 MOST_DIGITS = 18
 LARGEST = 10**100
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+ENDPOINT = re.compile(
+    rf"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]|{_LABEL}(?:\.{_LABEL})*\.?)(?::(?P<port>[0-9]{{1,5}}))?"
+)
 
 # repr of a foreign value may be very long, or fail because the value nests too deep.
 _SHORT = reprlib.Repr()

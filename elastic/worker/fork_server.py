@@ -145,9 +145,8 @@ class ForkServer:
     def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started:
         """Returns in the parent alone."""
         recipe, parent = Path(request.command[0]), os.getpid()
-        preloaded, obstacle = self.preloaded, None
-        if preloaded is not None:
-            obstacle = fork_obstacle(preloaded, recipe.resolve().parent)
+        preloaded = self.preloaded
+        obstacle = None if preloaded is None else fork_obstacle(preloaded, recipe.resolve().parent)
         inherits = preloaded is not None and obstacle is None
         with stop_signals.blocked():  # the worker unblocks them
             try:
