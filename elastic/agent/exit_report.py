@@ -124,8 +124,8 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[
         return code, f"{how}{cut}; the same command starts it again"
     if agent.last_step > saved_step:
         # What a group that gave up lacks, it lost with its nodes, and a scheduler starts this one
-        # again; not what this node has in memory and could not save. A node that has trained
-        # nothing leaves its state to the others.
+        # again. A state that this node has in memory, and could not save, is not such. A node that
+        # has trained nothing leaves its state to the others.
         kept = parts.memory.newest
         is_lost = agent.gave_up and (kept is None or kept.info.step <= saved_step)
         is_well = is_lost or (agent.others_go_on and not agent.has_trained)
@@ -167,9 +167,10 @@ def check_finished(settings: Settings, committed_step: int) -> None:
 
 
 def is_finished(settings: Settings) -> bool:
-    """Whether the run directory says so by itself, and has the last state.
+    """Whether the run directory records the end, and has the last state.
 
-    A store that was begun anew knows of no end. Raises UsageError as `is_complete`.
+    The group's state has no end of the run where its store is new. Raises UsageError, as
+    `is_complete` does.
     """
     with suppress(StoreFailed):
         ends = read_rare(settings.run.events, RunFinished) if is_complete(settings) else []

@@ -96,7 +96,7 @@ class Spawner:
         """Have the server import these as well, which the recipe imports. Returns at once.
         None: processes can inherit nothing, and are spawned from now on.
         """
-        # All of them, as another server may have to begin anew.
+        # The whole list: a server that replaces this one imports it too.
         self._modules = None if modules is None else (*(self._modules or ()), *modules)
         self._awaited += 1
         with suppress(CannotStart):  # the wait for the answer says so

@@ -73,5 +73,5 @@ def _newest_uploaded(run: RunDir, clock: Clock) -> int:
 
 
 def _highest(names: Iterable[str]) -> int:
-    """A longer number is none of a generation."""
+    """Names of ten characters or more are not those of generations."""
     return max(filter(None, map(parse_number, (each for each in names if len(each) < 10))), default=0)

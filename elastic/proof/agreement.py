@@ -264,10 +264,10 @@ class Agreement:
             comparison.log.record(
                 DivergenceJudged(step=known.step, entry=known.entry, nodes=list(nodes), verdict="machine")
             )
-        if comparison.log is not None and not known.at_fault:
-            print(
-                f"the ranks differed in step {known.step} and agree now that it was done again: a machine computed something else "
-                f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read what another process changed (a file, a clock)"
-            )
+            if not known.at_fault:
+                print(
+                    f"the ranks differed in step {known.step} and agree now that it was done again: a machine computed something else "
+                    f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read what another process changed (a file, a clock)"
+                )
         if comparison.groups.local_rank == 0:
             self.page.is_settled = True

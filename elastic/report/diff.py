@@ -102,8 +102,8 @@ def compare(a: ComparedRun, chains_a: StepChains, b: ComparedRun, chains_b: Step
     step = min((step for step in common if in_a[step] != in_b[step]), default=None)
     digests_a, digests_b = _digests(a, chains_a), _digests(b, chains_b)
     saved = sorted(digests_a.keys() & digests_b.keys())
-    states = [(at, digests_a[at], digests_b[at]) for at in saved]
-    same, reason = _judged(step, [each for each in states if each[1] != each[2]], len(common), a, b)
+    states = [(at, digests_a[at], digests_b[at]) for at in saved if digests_a[at] != digests_b[at]]
+    same, reason = _judged(step, states, len(common), a, b)
     for name, run in (("A", a), ("B", b)):
         if run.unreadable_lines:
             lines = count(run.unreadable_lines, "line", "lines")

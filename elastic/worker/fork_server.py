@@ -20,7 +20,7 @@ What may be in a process that is forked from, and what may not:
 - The user's own modules may not. Such a module may read RANK, open a file or start a thread when it
   is imported, and it may be edited between two generations. So this process never runs a line of
   them: the preflight says which installed modules they import, and each worker runs them itself.
-- What imports drew from random generators may not stay: each child seeds them anew (main.py).
+- Random generators may not stay as imports left them: each child seeds its own (main.py).
 
 Threads, CUDA, process groups and the user's modules are checked before every fork, because any
 installed package may bring them in when it is imported. If a check fails, the worker is a new
