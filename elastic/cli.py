@@ -23,9 +23,9 @@ from elastic.config.options import (
     training_parser,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
-from elastic.system import interrupt, supervisor
+from elastic.system import command_end, supervisor
+from elastic.system.command_end import open_closed_streams, print_if_read
 from elastic.system.leave_deadline import LeavePage
-from elastic.system.output import open_closed_streams, print_if_read
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
 
@@ -68,7 +68,7 @@ def command() -> NoReturn:
     It exits with `os._exit`: interpreter shutdown would spend half a second or more on taking torch
     down.
     """
-    interrupt.end_at_once()
+    command_end.end_at_once()
     open_closed_streams()
     code = main()
     for stream in (sys.stdout, sys.stderr):
@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_if_read(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        print_if_read(interrupt.SENTENCE, file=sys.stderr)
-        return interrupt.code_of(error)
+        print_if_read(command_end.SENTENCE, file=sys.stderr)
+        return command_end.code_of(error)
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
         # and would print a second error.
@@ -141,7 +141,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
         )
     page = LeavePage(options.grace_s)
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
-        interrupt.end_at_once_by((signal.SIGTERM, *options.drain_signals))
+        command_end.end_at_once_by((signal.SIGTERM, *options.drain_signals))
         supervisor.supervise(page, options.drain_signals)
     from elastic.agent import preflight
     from elastic.agent.worker_process import Spawner
@@ -161,7 +161,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
         opened.enter_context(contextlib.closing(spawner))
         from elastic.agent.launch import launch
 
-        interrupt.raise_from_here()
+        command_end.raise_from_here()
         code = launch(options, spawner, monitors, page)
     print_if_read(file=sys.stdout)  # a closed terminal does not change how the training ended
     return code

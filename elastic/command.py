@@ -2,11 +2,11 @@
 
 from typing import NoReturn
 
-from elastic.system import interrupt
+from elastic.system import command_end
 
 
 def command() -> NoReturn:
-    interrupt.end_at_once()
+    command_end.end_at_once()
     from elastic import cli
 
     cli.command()

@@ -26,7 +26,7 @@ from elastic.config.options import (
 )
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
-from elastic.system import interrupt
+from elastic.system import command_end
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 
@@ -109,10 +109,10 @@ def _looking() -> Iterator[None]:
 
 def check(words: _Words) -> int:
     """Are a recipe's first steps the same with more workers, killed, drained and resumed?"""
-    from elastic.check.command import run_check
+    from elastic.check.check import run_check
 
-    interrupt.end_at_once_by((signal.SIGTERM, signal.SIGHUP))
-    interrupt.raise_from_here()
+    command_end.end_at_once_by((signal.SIGTERM, signal.SIGHUP))
+    command_end.raise_from_here()
     return run_check(
         CheckOptions(
             recipe=words.recipe, recipe_args=words.recipe_args, steps=words.steps, as_json=words.json
@@ -156,7 +156,7 @@ def watch(words: _Words) -> int:
     """Where a run stands, live, in a terminal."""
     from elastic.report.live import watch
 
-    interrupt.raise_from_here()
+    command_end.raise_from_here()
     with _looking():
         return watch(words.run, once=words.once)
 

@@ -16,15 +16,14 @@ from functools import partial
 from elastic.agent.agent import NodeAgent
 from elastic.agent.final_checkpoint import newest_checkpoint
 from elastic.agent.generation import is_own_exit
-from elastic.agent.parts import AgentParts
+from elastic.agent.parts import AgentParts, Settings
 from elastic.agent.run_directory import has_recorded_end, is_complete
-from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.record import CommitRecord, missing_text
 from elastic.checkpoint.stop_record import StopRecord
-from elastic.config.parent import new_run_from
+from elastic.config.identity import new_run_from
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -45,8 +44,8 @@ from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events, read_rare
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
+from elastic.system.command_end import print_if_read
 from elastic.system.leave_deadline import Share
-from elastic.system.output import print_if_read
 from elastic.system.untrusted import printable
 
 

@@ -18,7 +18,7 @@ from elastic.events import DrainRequested, GenerationEnded
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_LEFT, REHEARSAL
 from elastic.system.leave_deadline import Share
-from elastic.system.worker_error import read_errors
+from elastic.system.worker_protocol import read_errors
 
 LOST_AFTER = 1.5  # keep-alive periods after which a dead node is known, also where it was watched by few
 

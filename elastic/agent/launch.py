@@ -14,7 +14,7 @@ from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import check_finished, finished_text, is_finished, report_exit
 from elastic.agent.final_checkpoint import finish_saves, offer_newest
-from elastic.agent.parts import AgentParts, Monitor
+from elastic.agent.parts import AgentParts, Monitor, Settings
 from elastic.agent.preemption import open_notices
 from elastic.agent.run_directory import (
     answer_of,
@@ -26,16 +26,14 @@ from elastic.agent.run_directory import (
     set_aside,
     take_place,
 )
-from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.worker_process import Spawner
-from elastic.checkpoint.newest_generation import newest_generation
+from elastic.checkpoint.provenance import claim_local_copies, newest_generation
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, GroupEnded
 from elastic.observe.console import STOP_WITHIN_S, ConsoleFollower
 from elastic.observe.log_shipper import CLOSE_WITHIN_S, LogShipper, upload_left_behind
-from elastic.observe.run_uid import claim_local_copies
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import serve_until_read
@@ -45,9 +43,9 @@ from elastic.rendezvous.store_socket import StoreSockets
 from elastic.system import stop_signals
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
+from elastic.system.command_end import print_if_read
 from elastic.system.files import scratch_folder
 from elastic.system.leave_deadline import LeavePage, Share
-from elastic.system.output import print_if_read
 from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig

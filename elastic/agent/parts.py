@@ -1,33 +1,90 @@
-"""The parts of an agent outlive its generations; to ask them from another thread blocks no loop.
+"""What one agent knows of its run, which never changes, and the parts that it has.
 
-`AgentParts` is what the loop, each generation and the monitors share. `AgentHealth` tells other
-threads whether the loop turns, and whether the node is in a generation.
+The parts outlive its generations. `AgentParts` is what the loop, each generation and the monitors
+share; to ask them from another thread blocks no loop. `AgentHealth` tells other threads whether the
+loop turns, and whether the node is in a generation.
 """
 
+import hashlib
+import json
 from dataclasses import InitVar, dataclass
+from pathlib import Path
 from typing import Protocol
 
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.group_client import GroupClient
-from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.worker_process import Spawner
 from elastic.config import environment
+from elastic.config.identity import Identity
+from elastic.config.options import Options
+from elastic.config.run_dir import RunDir
 from elastic.events import NodeScheduled, UploaderDied
 from elastic.faults.inject import Claims
 from elastic.faults.plan import parse
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
+from elastic.rendezvous.backends.select import RendezvousConfig
+from elastic.rendezvous.group import LONGEST_NAME, RunKey
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
 # Far above the longest turn: a request to an object store that hangs takes 15 s.
 STANDS_STILL_S = 30.0
 _CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The command as it was given, and what follows from it on this node."""
+
+    options: Options
+    run: RunDir
+    rendezvous: RendezvousConfig
+    node: str  # the id of this agent process, which no other process ever has
+    nproc: int  # workers of this node
+    declared: Identity | None  # what the recipe declared; None for a script without the library
+    uid: str  # of the run directory
+    is_new: bool  # the run directory held no run when this agent started
+    scratch: Path  # a folder of this process alone, removed at its end
+
+    @property
+    def imports_library(self) -> bool:
+        """False for a script without the library, which is asked to stop as torchrun asks."""
+        return self.declared is not None
+
+    @property
+    def does_steps_again(self) -> bool:
+        """Whether a step may be done twice, by other workers, to compare its results."""
+        options = self.options
+        return self.imports_library and "off" not in (options.rehearse.kind, options.snapshot_every.kind)
+
+    @property
+    def evidence(self) -> Path:
+        """Where workers leave what a step computed, for those that do it again."""
+        return self.scratch / "evidence.json"
+
+    @property
+    def run_id(self) -> str:
+        return "" if self.declared is None else self.declared.run_id
+
+    @property
+    def run_key(self) -> RunKey:
+        """What the nodes of a group compare. A script without the library is its command."""
+        options = self.options
+        command = json.dumps([Path(options.recipe).name, *options.recipe_args])
+        run_id = self.run_id or hashlib.sha256(command.encode()).hexdigest()[:16]
+        title = printable(f"{Path(options.recipe).name} in {self.run.url}")[:LONGEST_NAME]
+        return RunKey(run_id=run_id, uid=self.uid, title=title)
+
+    def error_folder(self, generation: int) -> Path:
+        """Where the workers of a generation leave the errors that ended them."""
+        return self.scratch / "errors" / str(generation)
 
 
 class AgentHealth:

@@ -34,8 +34,8 @@ from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
 from elastic.system.files import scratch_folder
-from elastic.system.fork_protocol import StartRequest
 from elastic.system.untrusted import printable
+from elastic.system.worker_protocol import StartRequest
 
 PREFLIGHT_S, LOOK_S = 600.0, 1.0
 _CLOCK = SystemClock()

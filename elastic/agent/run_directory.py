@@ -22,8 +22,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from elastic.agent.settings import Settings
-from elastic.checkpoint.newest_generation import newest_generation, newest_generation_seen
+from elastic.agent.parts import Settings
+from elastic.checkpoint.provenance import claim_uid, newest_generation, newest_generation_seen
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.options import Options
@@ -31,16 +31,14 @@ from elastic.config.run_dir import UID, RunDir
 from elastic.errors import ElasticError, StoreFailed, UsageError
 from elastic.events import GenerationStarted, RunFinished
 from elastic.observe.log import read_rare
-from elastic.observe.run_uid import claim_uid
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
-from elastic.rendezvous.group import Node
+from elastic.rendezvous.group import LONGEST_NAME, Node
 from elastic.rendezvous.meeting_place import ALONE, Place
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.rendezvous.store_socket import StoreSockets
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small

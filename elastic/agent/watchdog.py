@@ -23,7 +23,7 @@ from elastic.system.clock import Clock, since_boot_s
 from elastic.system.control_page import ControlPage
 from elastic.system.growing_file import read_from, size_bytes
 from elastic.system.processes import is_stopped, signal_main_thread
-from elastic.system.worker_error import WorkerError
+from elastic.system.worker_protocol import WorkerError
 
 POLL_S = 0.2  # limits are seconds long, and a sample of a worker reads a file of /proc
 ANSWER_LIMIT_S = 1.0

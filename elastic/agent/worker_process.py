@@ -24,8 +24,16 @@ from typing import IO
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
 from elastic.system.clock import SystemClock
-from elastic.system.fork_protocol import Exited, FromAgent, FromServer, Preload, Ready, Started, StartRequest
 from elastic.system.untrusted import decode, encode, parse_number
+from elastic.system.worker_protocol import (
+    Exited,
+    FromAgent,
+    FromServer,
+    Preload,
+    Ready,
+    Started,
+    StartRequest,
+)
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic.agent.decide import WorkerExit
-from elastic.agent.parts import AgentParts
-from elastic.agent.settings import Settings
+from elastic.agent.parts import AgentParts, Settings
 from elastic.agent.worker_process import Process
 from elastic.config.environment import AgentLink, variables
 from elastic.divergence import Divergence
@@ -37,8 +36,7 @@ from elastic.rendezvous.group import WorkerFailure
 from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import REHEARSAL
 from elastic.system.files import make_folders
-from elastic.system.fork_protocol import StartRequest
-from elastic.system.worker_error import WorkerError, read_errors
+from elastic.system.worker_protocol import StartRequest, WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
 END_POLL_S = 0.1

@@ -17,7 +17,7 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import read_rare
-from elastic.report.download import check_exists, readable
+from elastic.report.views import check_exists, readable
 from elastic.storage.remote import open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from elastic.checkpoint.find_parent import find
 from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import CommitRecord
-from elastic.config.parent import Origin
+from elastic.config.identity import Origin
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.safetensors_header import Header

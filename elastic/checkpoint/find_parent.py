@@ -11,8 +11,7 @@ from elastic.checkpoint.catalog import Damage, list_commits
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
-from elastic.config.identity import Identity
-from elastic.config.parent import FORM, Origin, Parent
+from elastic.config.identity import FORM, Identity, Origin, Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage.remote import open_store

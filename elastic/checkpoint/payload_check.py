@@ -11,10 +11,9 @@ from functools import partial
 
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged
-from elastic.snapshot.image_hash import ImageHash, Pieces, Source
+from elastic.snapshot.image_hash import ImageHash, Pieces, Source, num_threads, run_all
 from elastic.storage.store import ObjectNotFound, OutsideStore, Store, reading
 from elastic.system.clock import Clock
-from elastic.system.parallel import num_threads, run_all
 from elastic.system.sealed_memory import SealedMemory
 
 

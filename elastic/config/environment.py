@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from elastic.config.durations import Every
+from elastic.config.identity import Origin, Parent
 from elastic.config.options import Options
-from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 from elastic.system.clock import boot_wall_s

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 from elastic.config.durations import Every, duration_s
-from elastic.config.parent import Origin
+from elastic.config.identity import Origin
 from elastic.errors import UsageError
 from elastic.system import stop_signals
 from elastic.system.untrusted import ENDPOINT

@@ -19,7 +19,7 @@ from typing import Any
 from elastic.errors import UsageError
 
 _IDENTITY = "run.json"  # of config/identity.py
-UID = "uid"  # observe/run_uid.py
+UID = "uid"  # checkpoint/provenance.py
 PLACE = "place"  # rendezvous/meeting_place.py
 # What stands at the top of a run directory; files of a recipe's own have other names.
 OWN_NAMES = frozenset(

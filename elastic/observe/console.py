@@ -29,7 +29,7 @@ from elastic.observe.step_line import StepLine, loss_words
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import printable
-from elastic.system.worker_error import QUOTED
+from elastic.system.worker_protocol import QUOTED
 
 LINE_LIMIT = 4000
 POLL_S = 0.1

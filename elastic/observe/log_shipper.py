@@ -79,7 +79,7 @@ class MetricsShipper:
 class LogShipper:
     """The thread that uploads what one node writes, and what the killed agents of its folder left.
 
-    The local folder is that of the run's `uid` (run_uid.py): none of another run is in it.
+    The local folder is that of the run's `uid` (provenance.py): none of another run is in it.
     """
 
     def __init__(

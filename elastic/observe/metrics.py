@@ -1,26 +1,40 @@
 """metrics.jsonl holds one line for each step that counts, in the order of the steps.
 
-One process writes it at a time: rank 0 of the newest generation, which calls `rewind` first. A rank
-0 of an older generation that is still alive appends to a file of its own, which has no readers
-(metrics_files.py). It does not promise that the newest lines survive a power cut before `sync`.
+.metrics-<generation>.jsonl   created whole, exclusively, by rank 0 of the generation; its lines are
+                              appended under this name alone
+metrics.jsonl                 a second name of the newest of them
+
+One process writes at a time: rank 0 of the newest generation, which calls `rewind` first. A process
+may be frozen before any system call, and wake up when a newer generation trains. Then it may still
+give the name `metrics.jsonl` to its own, older file, and can do no more harm: the newer file keeps
+a name that no older process uses, and readers of this library take that one. The process that woke
+up, and each writer with its next `sync`, puts `metrics.jsonl` right.
+
+It does not promise that the newest lines survive a power cut before `sync`; that others who open
+`metrics.jsonl` find the newest file in between; nor, where both processes are dead by then, before
+the next resume. A link and its file are in one folder, because some file systems have hard links
+within a folder only.
 """
 
 import errno
 import json
+import os
+import re
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from elastic.errors import UsageError
-from elastic.observe import metrics_files, step_line
+from elastic.errors import Fenced, UsageError
+from elastic.observe import step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.system.files import FULL, create_whole, make_folders, read_if_there
+from elastic.system.files import FULL, create_whole, link_over, listing, make_folders, read_if_there
 from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 1024  # that a rewind tells of, at most
+_TRIES = 10  # a newer generation begins in each
 _TAIL_BYTES = 64 * 1024
 _NO_ROOM = FULL | {errno.EROFS}
 _MOST_VALUES_BYTES = LINE_LIMIT_BYTES - 48_576  # the rest of a line is far smaller
@@ -56,7 +70,7 @@ class Metrics:
         own, so that this one lacks lines that others have uploaded.
         """
         self._path, self._generation, self._is_copy = path, generation, is_copy
-        self._own = metrics_files.own_file(path, generation)
+        self._own = own_file(path, generation)
         self._file = AppendedFile(self._own)
 
     def append(self, line: StepLine) -> None:
@@ -79,10 +93,10 @@ class Metrics:
         Raises OSError: a step that stayed in the file would be there twice after the replay. Raises
         Fenced where a newer generation has done so before.
         """
-        metrics_files.check_newest(self._path, self._generation)
-        base = metrics_files.newest_file(self._path)
+        check_newest(self._path, self._generation)
+        base = newest_file(self._path)
         kept_bytes, rewound = _cut(read_if_there(base), step)
-        older = [file for file in metrics_files.files(self._path).values() if file != base]
+        older = [file for file in files(self._path).values() if file != base]
         last_step = 0 if rewound.last is None else rewound.last.step
         rewound = replace(
             rewound,
@@ -100,8 +114,8 @@ class Metrics:
                 raise
             return rewound  # each line tries again
         with suppress(OSError):  # with the next `sync` it is tried again
-            metrics_files.show(self._path)
-        metrics_files.check_newest(self._path, self._generation)
+            show(self._path)
+        check_newest(self._path, self._generation)
         for file in older:
             if _highest(file) <= rewound.highest:
                 file.unlink(missing_ok=True)
@@ -119,22 +133,22 @@ class Metrics:
         """
         self._file.sync()
         with suppress(OSError):
-            metrics_files.show(self._path)
+            show(self._path)
 
 
 def read(path: Path) -> list[StepLine]:
     """The lines of all steps that count, in order; a missing file has none."""
-    return list(parse_lines(lines_of(metrics_files.newest_file(path)), step_line.parse))
+    return list(parse_lines(lines_of(newest_file(path)), step_line.parse))
 
 
 def newest(path: Path) -> StepLine | None:
     """The newest complete line, read from the end of the file alone; None if there is none."""
-    return _last_line(metrics_files.newest_file(path))
+    return _last_line(newest_file(path))
 
 
 def newest_lines(path: Path) -> list[StepLine]:
     """Some of the last lines, in order: as many as are read at once."""
-    return list(parse_lines(last_lines(metrics_files.newest_file(path), _TAIL_BYTES), step_line.parse))
+    return list(parse_lines(last_lines(newest_file(path), _TAIL_BYTES), step_line.parse))
 
 
 def _highest(file: Path) -> int:
@@ -168,3 +182,60 @@ def _cut(data: bytes, step: int) -> tuple[int, Rewound]:
             dropped.appendleft(line)
         end = start
     return 0, Rewound(highest=highest, dropped=tuple(dropped))
+
+
+def own_file(path: Path, generation: int) -> Path:
+    """path: `metrics.jsonl`, here and below."""
+    return path.with_name(f".{path.stem}-{generation:06d}{path.suffix}")
+
+
+def files(path: Path) -> dict[int, Path]:
+    """Those of generations, in their order. Raises OSError."""
+    name = re.compile(rf"\.{re.escape(path.stem)}-(\d{{6,18}}){re.escape(path.suffix)}")
+    found = {int(match[1]): file for file in listing(path.parent) if (match := name.fullmatch(file.name))}
+    return dict(sorted(found.items()))
+
+
+def newest_file(path: Path) -> Path:
+    """`path` itself where no generation has a file of its own. Raises OSError."""
+    own = files(path).values()
+    with suppress(FileNotFoundError):
+        named = path.lstat()
+        # A network file system shows listings that are older than what a name stands for.
+        if named.st_nlink > 1 and not any(_is_one_file(named, each) for each in own):
+            return path
+    return next(reversed(own), path)
+
+
+def newest_generation(path: Path) -> int:
+    """0 for none. Raises OSError."""
+    return max(files(path), default=0)
+
+
+def check_newest(path: Path, generation: int) -> None:
+    """Raises Fenced where a newer generation has begun."""
+    if (newest := newest_generation(path)) > generation:
+        raise Fenced(
+            f"expected no metrics of a newer generation than {generation} beside {path}, found those"
+            f" of generation {newest}: this process is left over from an older generation"
+        )
+
+
+def show(path: Path) -> None:
+    """Have `path` name the newest file. Raises OSError."""
+    for _ in range(_TRIES):
+        newest = next(reversed(files(path).values()), path)
+        # It was removed, because there are newer ones, or waits for room.
+        with suppress(FileNotFoundError):
+            if _is_one_file(newest.lstat(), path):
+                return
+            # This process may sleep before the rename; the next look tells.
+            link_over(newest, path)
+
+
+def _is_one_file(about: os.stat_result, path: Path) -> bool:
+    """False where `path` names nothing."""
+    try:
+        return os.path.samestat(about, path.lstat())
+    except FileNotFoundError:
+        return False

@@ -2,7 +2,7 @@
 
 Events are read before steps, which are written first: the step that an event tells of is there. A
 step that was done again is in the metrics once: a restart begins a file of its own (see
-metrics_files.py), which has the lines that still count, and what the file before it had said counts
+metrics.py), which has the lines that still count, and what the file before it had said counts
 no more. It does not promise that both are of one moment.
 
 A line that cannot be read is counted; a last line without its end is not there yet.
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics, metrics_files, step_line
+from elastic.observe import metrics, step_line
 from elastic.observe.log import parse_lines, read_events
 from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
@@ -63,7 +63,7 @@ class RunReader:
 
     def new_steps(self) -> Iterator[StepBatch]:
         """What was completed since the last call, in order: of a file that has begun since, all."""
-        path = metrics_files.newest_file(self._path)
+        path = metrics.newest_file(self._path)
         if self._file.path != path:
             self._file.close()
             self._file = GrowingFile(path)
@@ -128,7 +128,7 @@ _OWN = msgspec.json.Decoder(StepLine)  # four times as fast, and without what th
 def _age_s(run: RunDir, lines: Path) -> float:
     """How long ago the newest of its files was changed."""
     ages_s = []
-    for path in (*listing(run.events), metrics_files.newest_file(lines)):
+    for path in (*listing(run.events), metrics.newest_file(lines)):
         with suppress(FileNotFoundError):
             ages_s.append(file_time_s() - path.stat().st_mtime)
     return max(0.0, min(ages_s, default=0.0))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from elastic import events as kinds
-from elastic.config.parent import Ancestor, Parent
+from elastic.config.identity import Ancestor, Parent
 from elastic.observe.doubts import ComparedSteps, Divergence, compared, divergences, not_restored
 from elastic.observe.generations import Generation, Start, generations
 from elastic.observe.goodput import TimeSpent, time_spent

@@ -23,7 +23,7 @@ from elastic.config.run_dir import PLACE, RunDir
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.select import Kind, RendezvousConfig
-from elastic.rendezvous.shared_settings import Name
+from elastic.rendezvous.group import Name
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock

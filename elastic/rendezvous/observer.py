@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.failure_detector import FailureDetector
-from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.group import Group, Node, SharedSettings
 from elastic.rendezvous.heartbeat import Heartbeat, counter_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import ring
 from elastic.rendezvous.reachability import PartitionDetector
-from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock
 

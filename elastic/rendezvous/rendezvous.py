@@ -15,13 +15,21 @@ from functools import partial
 from elastic.errors import EXIT_COMPLETE, GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, observer, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
-from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group import (
+    ANY_RUN,
+    Group,
+    Node,
+    RunEnd,
+    RunKey,
+    SharedSettings,
+    WorkerFailure,
+    refusal,
+)
 from elastic.rendezvous.group_writer import GroupWriter, Verb
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.reachability import PartitionDetector, ProbeExchange, Probes
-from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
 

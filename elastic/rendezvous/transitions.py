@@ -56,10 +56,9 @@ from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
 from elastic.rendezvous import membership
-from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group import Group, Node, RunEnd, SharedSettings, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport
-from elastic.rendezvous.shared_settings import SharedSettings
 
 START = "start"
 NEW_RUN = "new run"  # of a group whose name another run had; its first generation is a start

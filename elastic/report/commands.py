@@ -20,11 +20,10 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe.reader import RunReader
 from elastic.report import tables
 from elastic.report.diff import ComparedRun, Difference, StepChains, compare
-from elastic.report.download import CALL_LIMIT_S, check_exists, nothing_at, readable
 from elastic.report.figures import report_json, status_json
 from elastic.report.html_page import write_page
 from elastic.report.page import page_of, page_of_two
-from elastic.report.views import identity_of, view_now
+from elastic.report.views import CALL_LIMIT_S, check_exists, identity_of, nothing_at, readable, view_now
 from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, SystemClock

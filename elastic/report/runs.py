@@ -17,8 +17,7 @@ from typing import Any
 from elastic.config.identity import NAME
 from elastic.config.run_dir import PLACE, UID, RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.report.download import CALL_LIMIT_S, readable
-from elastic.report.views import identity_of, view_now
+from elastic.report.views import CALL_LIMIT_S, identity_of, readable, view_now
 from elastic.storage.remote import Objects
 
 NOT_READ = "not read"

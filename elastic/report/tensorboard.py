@@ -24,14 +24,13 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
-from elastic.agent.parts import AgentParts
-from elastic.agent.settings import Settings
+from elastic.agent.parts import AgentParts, Settings
 from elastic.observe.reader import RunReader
 from elastic.observe.step_line import StepLine
 from elastic.report.monitors import RankZeroReader
 from elastic.system.clock import Clock
+from elastic.system.command_end import print_if_read
 from elastic.system.files import listing, make_folders, read_if_there, replace_whole
-from elastic.system.output import print_if_read
 from elastic.system.untrusted import decode
 
 WRITTEN = "written.json"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, CannotStart
-from elastic.system import interrupt, stop_signals
+from elastic.system import command_end, stop_signals
 from elastic.system.clock import SystemClock
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.processes import adopt_orphans, children, die_with_parent
@@ -74,7 +74,7 @@ def last_word(page: LeavePage) -> tuple[str, int]:
     """The line and the exit code for an agent that could not end by itself in time."""
     if page.code is None:
         is_ctrl_c = page.number == signal.SIGINT
-        return interrupt.SENTENCE, interrupt.EXIT_CTRL_C if is_ctrl_c else EXIT_INTERRUPTED
+        return command_end.SENTENCE, command_end.EXIT_CTRL_C if is_ctrl_c else EXIT_INTERRUPTED
     line = f"elastic-train: this node did not leave in time ({printable(str(page.reason))})"
     return line + ("" if page.code == EXIT_COMPLETE else "; the same command resumes"), page.code
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastic.config.parent import new_run_from
+from elastic.config.identity import new_run_from
 from elastic.data import random_streams
 from elastic.data.loader import Batch, BatchLoader, Data, Loader, check_dataset
 from elastic.data.random_keys import key

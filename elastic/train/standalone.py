@@ -20,21 +20,20 @@ from types import TracebackType
 from typing import NoReturn
 
 from elastic.checkpoint.find_parent import parent_of
-from elastic.checkpoint.newest_generation import newest_generation
+from elastic.checkpoint.provenance import claim_local_copies, claim_uid, newest_generation
 from elastic.config import identity
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_FAILED, ElasticError, shown_code
 from elastic.observe.log_shipper import LogShipper
-from elastic.observe.run_uid import claim_local_copies, claim_uid
 from elastic.rendezvous import meeting_place
+from elastic.rendezvous.group import LONGEST_NAME
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.meeting_place import ALONE, Place, config_of
-from elastic.rendezvous.shared_settings import LONGEST_NAME
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
-from elastic.system import forked_child, interrupt, worker_error
+from elastic.system import command_end, forked_child, worker_protocol
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -109,7 +108,7 @@ def explain(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         return
     # torch's hook, which calls this, collects all output to sys.stderr until it returns,
     # and this one does not.
-    last_words = f"error: {error}\n{worker_error.own_line(trace)}"
+    last_words = f"error: {error}\n{worker_protocol.own_line(trace)}"
     print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.
@@ -125,7 +124,7 @@ def handle_ctrl_c() -> None:
 
 def _interrupted(_number: int, _frame: object) -> None:
     """In the loop the first Ctrl-C asks for a drain; any other one ends the process at once."""
-    sentence = interrupt.SENTENCE
+    sentence = command_end.SENTENCE
     for page, rank in _pages:
         is_in_loop = page.open_step(rank) is not None
         if is_in_loop and not page.drain:
@@ -136,7 +135,7 @@ def _interrupted(_number: int, _frame: object) -> None:
             sentence = "interrupted; the same command resumes from the newest checkpoint"
     _call(reversed([sys.stdout.flush, *_at_ctrl_c]))  # it may have come into the middle of a print
     _write(sentence)
-    os._exit(interrupt.EXIT_CTRL_C)
+    os._exit(command_end.EXIT_CTRL_C)
 
 
 def _write(line: str) -> None:

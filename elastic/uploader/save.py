@@ -20,12 +20,11 @@ from elastic.checkpoint.record import Hashes, Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot.checksum import ImageChecksum
-from elastic.snapshot.image_hash import ImageHash, in_memory
+from elastic.snapshot.image_hash import ImageHash, Task, in_memory, num_threads, run_all
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, read_small
 from elastic.system.clock import Clock, processor_s
-from elastic.system.parallel import Task, num_threads, run_all
 from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 

@@ -2,7 +2,7 @@
 
 The fork server is that process; each agent has one, and runs it as `python -P -u -m
 elastic.worker.fork_server DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair.
-Messages are in elastic/system/fork_protocol.py. Where a worker may not go on with what is imported
+Messages are in system/worker_protocol.py. Where a worker may not go on with what is imported
 here, the fork executes a new interpreter, which imports everything itself; until then it takes no
 lock of a library, because other threads may have held it. An agent that asks for no imports has all
 workers started so.
@@ -49,7 +49,9 @@ from typing import Any, NoReturn
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system import stop_signals
-from elastic.system.fork_protocol import (
+from elastic.system.processes import die_with_parent, thread_count
+from elastic.system.untrusted import decode, encode
+from elastic.system.worker_protocol import (
     Exited,
     FromAgent,
     FromServer,
@@ -58,8 +60,6 @@ from elastic.system.fork_protocol import (
     Started,
     StartRequest,
 )
-from elastic.system.processes import die_with_parent, thread_count
-from elastic.system.untrusted import decode, encode
 from elastic.worker.main import run_recipe
 from elastic.worker.preload import Preloaded, begin, preload
 

@@ -25,7 +25,7 @@ from scenario_runner import ScenarioFailed
 from supervised import sweep
 
 from elastic.config.run_dir import RunDir
-from elastic.report.download import readable
+from elastic.report.views import readable
 
 RECIPE = ROOT / "recipes" / "barlow.py"
 # Long enough that all three nodes train for most of the run, on a machine with two cores.

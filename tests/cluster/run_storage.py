@@ -19,7 +19,7 @@ from s3_server import ACCESS, S3Server
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.report.download import readable
+from elastic.report.views import readable
 
 FAULTS = {
     "answers 500": Deed.ERROR,

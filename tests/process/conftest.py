@@ -24,8 +24,8 @@ from elastic.agent.worker_process import Process, Spawner
 from elastic.cli import main
 from elastic.config.environment import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
-from elastic.report.download import readable
-from elastic.system.fork_protocol import StartRequest
+from elastic.report.views import readable
+from elastic.system.worker_protocol import StartRequest
 from elastic.uploader.protocol import UploaderConfig
 
 RECIPES = Path(__file__).parent / "recipes"

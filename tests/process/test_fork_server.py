@@ -20,7 +20,7 @@ from elastic.agent.worker_process import Spawner
 from elastic.agent.workers import NodeWorkers, WorkerStart
 from elastic.config import environment
 from elastic.system import stop_signals
-from elastic.system.fork_protocol import StartRequest
+from elastic.system.worker_protocol import StartRequest
 
 # In one process of pytest: each would import for a node of its own.
 pytestmark = pytest.mark.xdist_group("fork server")

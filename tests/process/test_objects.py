@@ -11,7 +11,7 @@ from gates import wait_for
 from page_server import served
 
 from elastic.config.run_dir import RunDir
-from elastic.report.download import readable
+from elastic.report.views import readable
 
 TWO = ("--max-nodes", "2", "--last-call", "10min")
 STEPS = 24

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.check import check as module
-from elastic.check import command, plan
+from elastic.check import plan
 from elastic.check.check import RecipeFailed, Result, check
 from elastic.check.runs import Ended
 from elastic.config.options import CheckOptions
@@ -63,8 +63,8 @@ def test_the_run_that_fails_is_the_last_and_says_why(checks, words, row):
     assert [each.proof for each in rows] == [plan.CALM, plan.AGAIN, plan.MORE_WORKERS]
     assert (rows[-1].ended, rows[-1].failure) == ("exit code 1 instead of exit code 75", words)
     assert (found.result, found.exit_code, found.proofs) == (Result.FAILED, 1, rows[1:])
-    assert command.row(rows[-1]).endswith(row) and len(command.row(rows[-1])) < 400
-    verdict = command.verdict(found)
+    assert module.row(rows[-1]).endswith(row) and len(module.row(rows[-1])) < 400
+    verdict = module.verdict(found)
     assert f"exit code 1 instead of exit code 75:\n{words}\nnot exact\n" in verdict
     assert f"not compared: the run of {plan.CHECKPOINT}; the run of {plan.KILLED}; the steps" in verdict
 
@@ -75,7 +75,7 @@ def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
     assert (found.result, found.steps, found.steps_of_run) == (Result.EXACT, 8, 8)
     assert checks.steps == {9}  # a run that does not end itself must not be cut off where the calm one ended
     assert rows[0].note.startswith("all 8 steps, after which the recipe ends the run")
-    assert command.verdict(found).startswith(f"{NOTE}\nexact: every run left")
+    assert module.verdict(found).startswith(f"{NOTE}\nexact: every run left")
     assert not any("the steps after" in part for part in found.not_compared)
 
 
@@ -118,4 +118,4 @@ def test_a_script_without_the_library_is_refused(tmp_path):
     script = tmp_path / "plain.py"
     script.write_text("print('hello')")
     with pytest.raises(UsageError, match="expected a recipe that imports elastic"):
-        command.run_check(replace(OPTIONS, recipe=str(script)))
+        module.run_check(replace(OPTIONS, recipe=str(script)))

@@ -11,8 +11,8 @@ import pytest
 from elastic.config import environment
 from elastic.config.durations import Every
 from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink
+from elastic.config.identity import Origin
 from elastic.config.options import ListenAddress, Options
-from elastic.config.parent import Origin
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 from elastic.events import NodeScheduled

@@ -14,7 +14,7 @@ from torch import nn
 
 from elastic.checkpoint.find_parent import find, parent_of
 from elastic.checkpoint.record import parse
-from elastic.config.parent import Origin, new_run_from
+from elastic.config.identity import Origin, new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.system.clock import SystemClock

@@ -8,8 +8,7 @@ import pytest
 
 from elastic.errors import Fenced
 from elastic.observe import metrics as metrics_module
-from elastic.observe.metrics import Metrics, read
-from elastic.observe.metrics_files import own_file
+from elastic.observe.metrics import Metrics, own_file, read
 from elastic.observe.step_line import StepLine
 
 CALLS = ("open", "write", "fsync", "link", "unlink", "remove", "rename", "replace", "stat", "lstat", "scandir", "listdir", "ftruncate", "pread")  # fmt: skip
@@ -104,7 +103,7 @@ def test_dying_between_rename_and_next_look_costs_no_line(tmp_path, monkeypatch)
     The report reads the newer lines, and the next resume has them under the usual name.
     """
     path = begun(tmp_path / "run")
-    link_over = metrics_module.metrics_files.link_over
+    link_over = metrics_module.link_over
 
     def frozen(source, target):
         monkeypatch.undo()
@@ -112,7 +111,7 @@ def test_dying_between_rename_and_next_look_costs_no_line(tmp_path, monkeypatch)
         link_over(source, target)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(metrics_module.metrics_files, "link_over", frozen)
+    monkeypatch.setattr(metrics_module, "link_over", frozen)
     with pytest.raises(KeyboardInterrupt):
         Metrics(path, generation=2).rewind(2)
     assert path.read_bytes().count(b"\n") == 2
@@ -126,5 +125,5 @@ def test_an_old_listing_hides_no_line(tmp_path, monkeypatch):
     path = begun(tmp_path / "run")
     trained(path, 2, 3, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(metrics_module.metrics_files, "files", lambda path: {1: own_file(path, 1)})
+        patch.setattr(metrics_module, "files", lambda path: {1: own_file(path, 1)})
         assert record(path) == [(1, 1), (2, 1), (3, 1), (4, 2)]

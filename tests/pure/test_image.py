@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import checksum, image, image_hash, safetensors_header
 from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES
-from elastic.snapshot.image_hash import ImageHash, in_memory
-from elastic.system.parallel import run_all
+from elastic.snapshot.image_hash import ImageHash, in_memory, run_all
 
 NAMES = st.text("ab.' é(values)", min_size=1, max_size=12)
 JSON = st.recursive(

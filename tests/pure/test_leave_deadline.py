@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic.agent.shutdown_request import SHORTEST_S, GivenUp, ShutdownRequest
 from elastic.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from elastic.system import interrupt
+from elastic.system import command_end
 from elastic.system.leave_deadline import OVERTIME_S, LeaveDeadline, LeavePage, Share
 from elastic.system.supervisor import last_word
 from elastic.testing.fakes import FakeClock
@@ -86,10 +86,10 @@ def test_a_call_that_hangs_is_given_up_with_its_share():
 def test_the_last_word_of_a_supervisor_never_promises_too_much():
     page, shutdown, clock = asked()
     page.signalled(signal.SIGTERM, clock.monotonic())
-    assert last_word(page) == (interrupt.SENTENCE, EXIT_INTERRUPTED)
+    assert last_word(page) == (command_end.SENTENCE, EXIT_INTERRUPTED)
     pressed, *_ = asked()
     pressed.signalled(signal.SIGINT, clock.monotonic())
-    assert last_word(pressed) == (interrupt.SENTENCE, interrupt.EXIT_CTRL_C)
+    assert last_word(pressed) == (command_end.SENTENCE, command_end.EXIT_CTRL_C)
     shutdown.begins()
     assert last_word(page)[1] == EXIT_FAILED  # workers may have trained on
     shutdown.saved(10)

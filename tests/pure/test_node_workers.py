@@ -7,7 +7,7 @@ import pytest
 from elastic.agent.decide import WorkerExit
 from elastic.agent.workers import KILL_WAIT_S, NodeWorkers, first_failure
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
-from elastic.system.worker_error import WorkerError
+from elastic.system.worker_protocol import WorkerError
 from elastic.testing.fakes import FakeClock
 
 

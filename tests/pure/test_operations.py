@@ -16,7 +16,7 @@ from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
 from elastic.observe.recovery import Recovery
 from elastic.report.figures import report_json, status_json
-from elastic.system.interrupt import EXIT_CTRL_C
+from elastic.system.command_end import EXIT_CTRL_C
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = ("../README.md", "operations.md", "kubernetes.md")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.config.durations import Every
+from elastic.config.identity import Origin
 from elastic.config.options import FLAGS, OPTIONS_HELP, ListenAddress, Options, asks_for, parse
-from elastic.config.parent import Origin
 from elastic.errors import UsageError
 from elastic.system.stop_signals import WARNINGS
 

@@ -11,7 +11,7 @@ DROP = "print('three')\nprint_if_read(file=sys.stdout)\n"
 
 
 def ended(text, stdout):
-    begin = "import sys\nfrom elastic.system.output import print_if_read\n"
+    begin = "import sys\nfrom elastic.system.command_end import print_if_read\n"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     words = [sys.executable, "-c", begin + text]
     return subprocess.run(words, stdout=stdout, env=buffered, check=False).returncode
@@ -31,5 +31,7 @@ def test_a_reader_that_is_gone_changes_no_exit_code(text):
 
 def test_a_command_whose_output_is_closed_runs_as_any_other():
     """As `>&- 2>&-` in a shell: the interpreter then has no streams at all."""
-    text = "from elastic.system import output; output.open_closed_streams(); print('one', flush=True)"
+    text = (
+        "from elastic.system import command_end; command_end.open_closed_streams(); print('one', flush=True)"
+    )
     subprocess.run(["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, text], check=True)

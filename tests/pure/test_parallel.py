@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.system.parallel import run_all
+from elastic.snapshot.image_hash import run_all
 
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 5))

@@ -25,7 +25,7 @@ from records import IDENTITY
 
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
-from elastic.checkpoint.newest_generation import newest_generation
+from elastic.checkpoint.provenance import newest_generation
 from elastic.checkpoint.prune import prune
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity

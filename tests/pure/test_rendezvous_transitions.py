@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
-from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group import ANY_RUN, Group, GroupDamaged, Node, RunEnd, SharedSettings, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
-from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import GroupAction, Timing
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)

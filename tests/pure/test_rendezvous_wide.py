@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.rendezvous import group_writer, transitions
-from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.group import ANY_RUN, Group, Node, SharedSettings
 from elastic.rendezvous.group_writer import Verb, granted, request_text
 from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
-from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 
 
 def names_of(count: int) -> list[str]:

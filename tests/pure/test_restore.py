@@ -17,7 +17,7 @@ from steps import ALONE, groups_of
 from torch import nn
 
 from elastic.config import identity
-from elastic.config.parent import Parent
+from elastic.config.identity import Parent
 from elastic.divergence import Divergence
 from elastic.errors import ElasticError, NothingLoads, StateDoesNotFit, StoreFailed, UsageError
 from elastic.proof.agreement import Comparison

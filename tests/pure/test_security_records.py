@@ -34,10 +34,9 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd_http import _answer
 from elastic.rendezvous.backends.host import Answer, Question
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT
-from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group import ANY_RUN, Group, GroupDamaged, Node, RunEnd, SharedSettings, WorkerFailure
 from elastic.rendezvous.heartbeat import counter_of
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.shared_settings import ANY_RUN, SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.report.diff import ComparedRun, StepChains, compare
 from elastic.report.figures import report_json, status_json

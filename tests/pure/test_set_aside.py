@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 from elastic.agent.run_directory import has_recorded_end, set_aside
+from elastic.checkpoint.provenance import claim_local_copies
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import EventLog
-from elastic.observe.run_uid import claim_local_copies
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.meeting_place import NOBODY, Place
 from elastic.system.clock import SystemClock

@@ -10,11 +10,11 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 20_714,
-    "elastic/train elastic/proof": 5_745,
-    "tests": 19_829,
+    "elastic": 20_662,
+    "elastic/train elastic/proof": 5_737,
+    "tests": 19_820,
 }
-MOST_FILES = {"elastic": 199, "elastic/train elastic/proof": 43}
+MOST_FILES = {"elastic": 210, "elastic/train elastic/proof": 47}
 MOST_WORDS = 19_427  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
@@ -52,8 +52,7 @@ def test_no_code_is_added_without_code_that_goes(places):
 
 @pytest.mark.parametrize("places", MOST_FILES)
 def test_no_file_is_added_without_one_that_goes(places):
-    files = [path for path in files_of(places) if path.stat().st_size]
-    assert len(files) <= MOST_FILES[places], "what do you delete for it?"
+    assert len(files_of(places)) <= MOST_FILES[places], "what do you delete for it?"
 
 
 def test_no_words_are_added_without_words_that_go():

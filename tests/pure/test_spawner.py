@@ -13,9 +13,9 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.worker_process import Process, Spawner
 from elastic.errors import CannotStart
 from elastic.rendezvous.group import RunEnd
-from elastic.system.fork_protocol import Exited, Ready, Started, StartRequest
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.untrusted import encode
+from elastic.system.worker_protocol import Exited, Ready, Started, StartRequest
 from elastic.testing.fakes import FakeClock
 
 

@@ -16,8 +16,8 @@ from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.run_directory import has_recorded_end, set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.checkpoint import newest_generation as numbers
-from elastic.checkpoint.newest_generation import newest_generation
+from elastic.checkpoint import provenance as numbers
+from elastic.checkpoint.provenance import newest_generation
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError

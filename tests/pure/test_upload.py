@@ -18,8 +18,7 @@ from elastic.observe.log_shipper import LogShipper, upload_left_behind
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.report.download import readable
-from elastic.report.views import heartbeat_ages_s
+from elastic.report.views import heartbeat_ages_s, readable
 from elastic.storage.remote import Objects
 from elastic.system.clock import SystemClock, file_time_s
 

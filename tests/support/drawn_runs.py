@@ -11,7 +11,7 @@ from logged import logged
 from records import IDENTITY
 
 from elastic.events import Event
-from elastic.observe import metrics_files
+from elastic.observe import metrics
 from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.run_view import Record, view_of
 from elastic.observe.series import LoggedValues
@@ -124,5 +124,5 @@ def write_whole(folder: Path, steps: int) -> Path:
     write(folder, *of_generations(generations, steps // generations, num_nodes=1))
     (folder / "run.json").write_bytes(IDENTITY.to_json())
     (folder / "uid").write_text("long")
-    os.link(folder / "metrics.jsonl", metrics_files.own_file(folder / "metrics.jsonl", generations))
+    os.link(folder / "metrics.jsonl", metrics.own_file(folder / "metrics.jsonl", generations))
     return folder

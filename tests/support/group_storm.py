@@ -22,12 +22,11 @@ from elastic.errors import GroupEnded, UsageError
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.group import ANY_RUN, Group, Node, RunKey
 from elastic.rendezvous.heartbeat import BEATS_PER_KEEP_ALIVE, request_of
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probe, ProbeExchange
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
-from elastic.rendezvous.shared_settings import ANY_RUN, RunKey
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 KEEP_ALIVE_S = 2.0

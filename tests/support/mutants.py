@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant("train/step/parts.py", "if not buffers.sums.have_same_integers(signs):", "if False:", "pure/test_buffers.py"),
     Mutant("train/step/step.py", "if self.has_line:", "if False:", "pure/test_step_refusals.py"),
     Mutant("reduce/gradients.py", "shard == self._pairs[-1][-1]", "shard == self._pairs[-1][0]", "pure/test_gradients.py"),
-    Mutant("data/loading_processes.py", '"sample", epoch, stream', '"sample", stream', "pure/test_loader.py"),
+    Mutant("data/loader.py", '"sample", epoch, stream', '"sample", stream', "pure/test_loader.py"),
     Mutant("train/evaluation.py", "torch.full((sum(sizes),), -0.0", "torch.full((sum(sizes),), 0.0", "pure/test_evaluation.py"),
     Mutant("train/evaluation.py", "kept.put_back()", "pass", "pure/test_evaluation.py"),
     Mutant("train/evaluation.py", "if samples != own_samples:", "if False:", "pure/test_evaluation.py"),

@@ -10,11 +10,10 @@ from elastic.checkpoint.commit import Committed, WriteLimits, commit
 from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import COMMIT, CommitRecord, Hashes, Save, step_dir
 from elastic.snapshot import checksum
-from elastic.snapshot.image_hash import ImageHash, in_memory
+from elastic.snapshot.image_hash import ImageHash, in_memory, run_all
 from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.parallel import run_all
 
 
 def payload_of(data: bytes, **beside: Any) -> bytes:

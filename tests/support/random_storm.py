@@ -13,8 +13,7 @@ from group_storm import KEEP_ALIVE_S, POLL_S, Machine, Storm
 
 from elastic.errors import EXIT_FAILED
 from elastic.rendezvous import group_writer, observer, transitions
-from elastic.rendezvous.group import RunEnd
-from elastic.rendezvous.shared_settings import RunKey
+from elastic.rendezvous.group import RunEnd, RunKey
 
 FAULTS = 15
 LEAVE_S = 7.0  # nodes that leave have saved by then

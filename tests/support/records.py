@@ -2,8 +2,7 @@
 
 from elastic.checkpoint.record import FORMAT, CommitRecord
 from elastic.config.environment import AgentLink
-from elastic.config.identity import Identity
-from elastic.config.parent import Ancestor, Parent
+from elastic.config.identity import Ancestor, Identity, Parent
 
 IDENTITY = Identity(
     recipe="train.py",

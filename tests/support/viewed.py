@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from elastic.config.parent import Parent
+from elastic.config.identity import Parent
 from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record, RunView, view_of
 from elastic.observe.step_columns import columns_of

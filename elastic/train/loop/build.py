@@ -7,8 +7,9 @@ each node takes snapshots.
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +24,14 @@ from elastic.faults.flip import flip
 from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
 from elastic.proof.agreement import Comparison
-from elastic.proof.for_check import StateTrace
+from elastic.proof.evidence import Evidence, TraceLine
 from elastic.proof.rehearsals import Rehearsals
 from elastic.proof.step_again import StepAgain
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
 from elastic.storage.remote import open_store
-from elastic.system.clock import SystemClock
+from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.on_step import StepFunctions
@@ -69,6 +71,59 @@ class Rank0Output:
     audits: AuditSchedule
     rehearsals: Rehearsals | None
     comparing: Interval
+
+
+class StateTrace:
+    """For `elastic-train check`: what a step leaves behind is written down entry by entry.
+
+    Rank 0 writes one line for each step of each generation: its evidence, and what the recipe
+    logged. A run ends where the check has enough steps, or drains after the step that it names.
+    """
+
+    def __init__(self, request: CheckRequest, *, writes: bool, agent_pid: int, clock: Clock) -> None:
+        """writes: on rank 0 alone, which also asks the agent to leave."""
+        self._request = request
+        self._path = Path(request.trace) if writes else None
+        self._agent_pid = agent_pid
+        self._clock = clock
+        self._began_s = clock.monotonic()
+        self._notes: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        """What the run says on its console stands in the next line."""
+        self._notes.append(sentence)
+
+    def wants_drain(self, step: int) -> bool:
+        """Whether the node is to leave after this step, exactly as if it were told to."""
+        if step != self._request.leave_at:
+            return False
+        if self._path is not None:
+            os.kill(self._agent_pid, signal.SIGTERM)
+        return True
+
+    def add(self, line: StepLine, found: Evidence, *, steps: int, shards: int) -> None:
+        """Write a step down. steps, shards: of the run."""
+        if self._path is None:
+            return
+        written = TraceLine(
+            step=line.step,
+            generation=line.generation,
+            world_size=line.world_size,
+            steps=steps,
+            shards=shards,
+            entries=found.entries
+            | {f"step.log({name}=...)": repr(value) for name, value in line.values.items()},
+            epoch=line.epoch,
+            notes=self._notes,
+        )
+        self._notes = []
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(written)) + "\n")
+
+    def is_over(self, step: int) -> bool:
+        """Whether the check needs no step after this one."""
+        seconds = self._clock.monotonic() - self._began_s
+        return step >= self._request.least_steps and seconds >= self._request.seconds
 
 
 class LoopParts:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
-from elastic.config.parent import Parent
+from elastic.config.identity import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StoreFailed, UsageError
 from elastic.snapshot import image

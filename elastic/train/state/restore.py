@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.config.parent import new_run_from
+from elastic.config.identity import new_run_from
 from elastic.data import record
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence

@@ -6,7 +6,7 @@ An edited recipe is only noted.
 from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
-from elastic.config.parent import new_run_from
+from elastic.config.identity import new_run_from
 from elastic.data.fingerprint import contents_of
 from elastic.data.record import DataRecord, check_ranks, check_resume, record_of
 from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored

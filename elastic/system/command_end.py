@@ -1,18 +1,24 @@
-"""As long as there is nothing to tidy up, Ctrl-C ends the command at once, with one line.
+"""How a command ends that has nothing to tidy up, and what any of them prints as it ends.
 
-SIGTERM, and each signal of --drain-signals, does the same to a command that trains, which then ends
-as an interrupted one: the signal's sender, such as a scheduler, gives the command again.
+Ctrl-C ends it at once, with one line. SIGTERM, and each signal of --drain-signals, does the same to
+a command that trains, which then ends as an interrupted one: the signal's sender, such as a
+scheduler, gives the command again.
 
 A KeyboardInterrupt in the middle of an import shows the frames of the import, or is lost: libraries
 catch what their optional parts raise. Nothing can be done for the first moment of the interpreter,
 before it has read this file.
+
+What is printed at the end cannot change the exit code. A terminal may have been closed, which is
+what SIGHUP says, and the reader of a pipe may be gone.
 """
 
 import os
 import signal
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 from elastic.errors import EXIT_INTERRUPTED
 from elastic.system import stop_signals
@@ -63,3 +69,22 @@ def _end(number: int, _frame: object) -> NoReturn:
     with suppress(OSError):  # SIGHUP says that the terminal is closed
         os.write(2, f"{SENTENCE}\n".encode())
     os._exit(EXIT_CTRL_C if number == signal.SIGINT else EXIT_INTERRUPTED)
+
+
+def open_closed_streams() -> None:
+    """A command whose output is closed (`>&-`) trains as any other."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, number)
+            setattr(sys, name, os.fdopen(number, "w"))
+
+
+def print_if_read(*lines: str, file: TextIO) -> None:
+    """Print the lines, and what waits in the buffer; if nothing takes it, no later flush fails."""
+    try:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+    except OSError:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), file.fileno())

@@ -8,13 +8,13 @@ import pytest
 
 from elastic.errors import EXIT_INTERRUPTED
 from elastic.system import stop_signals
-from elastic.system.interrupt import EXIT_CTRL_C, SENTENCE
+from elastic.system.command_end import EXIT_CTRL_C, SENTENCE
 
 # A shell's background job ignores Ctrl-C, and so would what it starts.
 HEARD = "signal.signal(signal.SIGINT, signal.default_int_handler)"
-BEGIN = f"import os, signal, sys\n{HEARD}\nfrom elastic.system import interrupt\n"
+BEGIN = f"import os, signal, sys\n{HEARD}\nfrom elastic.system import command_end\n"
 WARNINGS = [each.name for each in stop_signals.WARNINGS]
-BOTH = "interrupt.end_at_once()\ninterrupt.end_at_once_by(interrupt.stop_signals.ALL)\n"
+BOTH = "command_end.end_at_once()\ncommand_end.end_at_once_by(command_end.stop_signals.ALL)\n"
 PRESS, TERMINATE, *WARN = (
     f"os.kill(os.getpid(), signal.{name})" for name in ("SIGINT", "SIGTERM", *WARNINGS)
 )
@@ -35,8 +35,8 @@ def test_a_signal_ends_the_command_with_one_line(send, code):
 
 @pytest.mark.parametrize(("send", "code"), CODES, ids=IDS)
 def test_a_signal_raises_once_there_is_something_to_tidy_up(send, code):
-    tidy = f"try:\n    {send}\nexcept KeyboardInterrupt as error:\n    sys.exit(interrupt.code_of(error))\n"
-    done = executed(f"{BOTH}interrupt.raise_from_here()\n{tidy}")
+    tidy = f"try:\n    {send}\nexcept KeyboardInterrupt as error:\n    sys.exit(command_end.code_of(error))\n"
+    done = executed(f"{BOTH}command_end.raise_from_here()\n{tidy}")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
@@ -44,7 +44,7 @@ def test_a_second_signal_leaves_the_tidying_alone():
     tidy = (
         f"try:\n    {WARN[0]}\nexcept KeyboardInterrupt:\n    {TERMINATE}\n    {PRESS}\n    print('tidy')\n"
     )
-    done = executed(f"{BOTH}interrupt.raise_from_here()\n{tidy}")
+    done = executed(f"{BOTH}command_end.raise_from_here()\n{tidy}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "tidy\n", "")
 
 
@@ -58,7 +58,7 @@ def test_a_terminal_that_is_gone_keeps_the_exit_code():
 def test_a_command_that_ignores_a_signal_goes_on_ignoring_it(number, send):
     """A shell's background job ignores Ctrl-C, and one of `nohup` the end of its terminal."""
     ignore = f"signal.signal(signal.{number}, signal.SIG_IGN)\n"
-    done = executed(f"{ignore}{BOTH}{send}\ninterrupt.raise_from_here()\n{send}\nprint('on')\n")
+    done = executed(f"{ignore}{BOTH}{send}\ncommand_end.raise_from_here()\n{send}\nprint('on')\n")
     assert (done.returncode, done.stdout) == (0, "on\n")
 
 
