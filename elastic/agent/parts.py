@@ -126,7 +126,10 @@ class AgentParts:
     def __post_init__(self, rendezvous: Rendezvous) -> None:
         options, report, clock = self.settings.options, self.console.print_line, self.clock
         self.spawner.report = report
-        self.log = _open_log(self.settings)
+        path = self.settings.run.events / f"{self.settings.node}-agent.jsonl"
+        self.log = EventLog(path, node=self.settings.node, clock=clock)
+        if (job := NodeScheduled.by_slurm(environment.variables())) is not None:
+            self.log.record(job)
         self.page = ControlPage.create()
         slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
         self.memory = SnapshotMemory(self.page, slots, report)
@@ -193,11 +196,3 @@ class Monitor(Protocol):
 
     def stop(self) -> None:
         """The run has ended for this node, and its files hold how."""
-
-
-def _open_log(settings: Settings) -> EventLog:
-    path = settings.run.events / f"{settings.node}-agent.jsonl"
-    log = EventLog(path, node=settings.node, clock=_CLOCK)
-    if (job := NodeScheduled.by_slurm(environment.variables())) is not None:
-        log.record(job)
-    return log

@@ -139,7 +139,9 @@ def _calm(options: CheckOptions, root: Path) -> Ended:
 def _prove(options: CheckOptions, root: Path, tell: Callable[[Proof], None], calm: Ended) -> Checked:
     """The first proof that fails is the last one: what it shows is to be mended first."""
     expected = {line.step: line for line in calm.lines}
-    steps, ends = max(expected), _epoch_ends(calm.lines)
+    steps = max(expected)
+    # After which another epoch begins.
+    ends = frozenset(line.step for line, after in pairwise(calm.lines) if line.epoch != after.epoch)
     # One step more shows whether the recipe ends the other runs where it ended the calm one.
     most = steps if calm.stopped is None else steps + 1
     planned = launches(steps, calm.lines[-1].shards, ends)
@@ -201,11 +203,6 @@ def _ending(ended: Ended) -> str:
 
 def _steps_of_run(calm: Ended) -> int:
     return calm.lines[-1].step if calm.stopped is not None else calm.lines[-1].steps
-
-
-def _epoch_ends(lines: list[TraceLine]) -> frozenset[int]:
-    """The steps after which another epoch begins."""
-    return frozenset(line.step for line, after in pairwise(lines) if line.epoch != after.epoch)
 
 
 def _not_compared(calm: Ended, steps: int, ends: frozenset[int], left: list[Launch]) -> list[str]:
@@ -278,14 +275,10 @@ def run_check(options: CheckOptions) -> int:
             result = Result.REFUSED if error.exit_code == EXIT_USAGE else Result.FAILED
             code, why = error.exit_code, str(error)
             broken_off = Checked(recipe=options.recipe, result=result, exit_code=code, proofs=told, error=why)
-            print(_document(broken_off))
+            print(json.dumps(asdict(broken_off), indent=2))
         raise
-    print(_document(found) if options.as_json else printable(verdict(found)), flush=True)
+    _say(json.dumps(asdict(found), indent=2) if options.as_json else verdict(found))
     return found.exit_code
-
-
-def _document(found: Checked) -> str:
-    return json.dumps(asdict(found), indent=2)
 
 
 def _say(text: str) -> None:

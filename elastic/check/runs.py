@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from elastic.check.plan import Launch
@@ -98,14 +99,10 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     return Ended(
         code=code,
         words=_why(events, text),
-        lines=list(parse_lines(data.splitlines(), _parsed)),
+        lines=list(parse_lines(data.splitlines(), partial(decode, TraceLine, what="a line of a trace"))),
         seconds=_CLOCK.monotonic() - began_s,
         stopped=None if stopped is None else stopped.event.reason,
     )
-
-
-def _parsed(record: object) -> TraceLine:
-    return decode(TraceLine, record, what="a line of a trace")
 
 
 def _why(events: Events, output: str) -> str:

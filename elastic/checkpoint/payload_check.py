@@ -11,7 +11,7 @@ from functools import partial
 
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged
-from elastic.snapshot.image_hash import ImageHash, Pieces, Source, num_threads, run_all
+from elastic.snapshot.image_hash import ImageHash, Pieces, Source, run_all
 from elastic.storage.store import ObjectNotFound, OutsideStore, Store, reading
 from elastic.system.clock import Clock
 from elastic.system.sealed_memory import SealedMemory
@@ -59,7 +59,7 @@ def _kept(memory: SealedMemory, store: Store, record: CommitRecord, start: int, 
 def _check(source: Source, record: CommitRecord) -> None:
     """Raises CheckpointDamaged, or what `source` raises."""
     found = ImageHash(source, record.size_bytes)
-    run_all(found.tasks(), num_threads())
+    run_all(found.tasks())
     for name, expected, actual in (
         ("sha256", record.sha256, found.parts_sha256()),
         ("digest", record.digest, found.digest()),

@@ -128,7 +128,8 @@ def _judged(
     if common_steps == 0:
         none = "the runs have no step in common (a script that does not import elastic records none)"
         return False, f"{none}; nothing was compared"
-    for at, of_a, of_b in states[:1]:
+    if states:
+        at, of_a, of_b = states[0]
         found = f"all losses agree, but the states after step {at} differ: digests {of_a} and {of_b}"
         return False, f"{found} (also where one State has other entries)"
     for name, run, other in (("A", a, b), ("B", b, a)):

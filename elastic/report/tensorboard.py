@@ -26,6 +26,7 @@ from tensorboardX.record_writer import RecordWriter
 
 from elastic.agent.parts import AgentParts, Settings
 from elastic.observe.reader import RunReader
+from elastic.observe.run_view import RunView, view_of
 from elastic.observe.step_line import StepLine
 from elastic.report.monitors import RankZeroReader
 from elastic.system.clock import Clock
@@ -114,9 +115,11 @@ class TensorBoard:
                 written = replace(written, step=line.step - 1)
             if self._records is None:
                 self._records = self._begin(folder, written.step + 1, settings.node)
-            self._records[1].write(_event_of(line).SerializeToString())
+            self._records[1].write(_event_of(line.step, line.time or 0.0, scalars_of(line)))
             written = Written(step=line.step, generation=line.generation)
         if written != saved and self._records is not None:
+            figures = _figures(view_of(reader.brief(), {}))
+            self._records[1].write(_event_of(written.step, self._clock.wall(), figures))
             self._records[1].flush()
             replace_whole(folder / WRITTEN, json.dumps(asdict(written)).encode(), fsync=False)
 
@@ -145,13 +148,18 @@ class TensorBoard:
                     path.unlink()
 
 
-def _event_of(line: StepLine) -> Event:
+def _event_of(step: int, time: float, scalars: Iterator[tuple[str, float]]) -> bytes:
+    # A name may hold half of a pair of surrogates.
     values = [
-        # A name may hold half of a pair of surrogates.
-        Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value)
-        for tag, value in scalars_of(line)
+        Summary.Value(tag=tag.encode(errors="replace").decode(), simple_value=value) for tag, value in scalars
     ]
-    return Event(wall_time=line.time or 0.0, step=line.step, summary=Summary(value=values))
+    return bytes(Event(wall_time=time, step=step, summary=Summary(value=values)).SerializeToString())
+
+
+def _figures(view: RunView) -> Iterator[tuple[str, float]]:
+    """Of the whole run, up to its newest step."""
+    yield "elastic/rehearsals", float(view.rehearsals.count)
+    yield "elastic/overlaps", float(view.overlaps.count)
 
 
 def scalars_of(line: StepLine) -> Iterator[tuple[str, float]]:

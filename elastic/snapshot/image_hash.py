@@ -41,14 +41,10 @@ Pieces = Generator[Buffer, None, None]
 Source = Callable[[int, int], Pieces]
 
 
-def num_threads() -> int:
-    """One for each processor that this process may use, as far as more of them help."""
-    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
+def run_all(tasks: Iterable[Task], threads: int | None = None) -> None:
+    """Run the tasks. Raises the first error; no thread outlives the call.
 
-
-def run_all(tasks: Iterable[Task], threads: int) -> None:
-    """Run the tasks on so many threads. Raises the first error; no thread outlives the call.
-
+    threads: None for one for each processor that this process may use, as far as more of them help.
     A task stops between two pieces of its work: there an error elsewhere, or Ctrl-C, ends it. It
     must leave Python's lock, as hashlib, NumPy and system calls do, to be faster.
     """
@@ -62,7 +58,7 @@ def run_all(tasks: Iterable[Task], threads: int) -> None:
             is_over.set()
             raise
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
         try:
             for done in [pool.submit(run, task) for task in tasks]:
                 done.result()

@@ -20,7 +20,7 @@ from elastic.checkpoint.record import Hashes, Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot.checksum import ImageChecksum
-from elastic.snapshot.image_hash import ImageHash, Task, in_memory, num_threads, run_all
+from elastic.snapshot.image_hash import ImageHash, Task, in_memory, run_all
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, read_small
@@ -156,7 +156,7 @@ def hashes_of(image: memoryview, info: SnapshotInfo) -> Hashes:
             yield
 
     hashes, checksum = ImageHash(in_memory(image), image.nbytes), ImageChecksum(image.nbytes)
-    run_all([summed(), *hashes.tasks()], num_threads())
+    run_all([summed(), *hashes.tasks()])
     if info.checksum not in ("", checksum.hexdigest()):
         raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")
     return Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256(), checksum=checksum.hexdigest())

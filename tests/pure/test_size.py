@@ -10,12 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 20_662,
+    "elastic": 20_661,
     "elastic/train elastic/proof": 5_737,
     "tests": 19_820,
 }
 MOST_FILES = {"elastic": 210, "elastic/train elastic/proof": 47}
-MOST_WORDS = 19_427  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 19_426  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 

@@ -71,12 +71,15 @@ def test_steps_done_again_take_the_place_of_the_first(run):
     look = run.look()
     for back in (0, 3, 2, 5):
         run.begin(max(0, run.step - back))
+        record(run.dir, "rehearsed", run.generation, run.time)
         run.train(6)
         look()
 
     assert run.steps == list(range(1, run.step + 1))
     assert run.generations == [1] * 3 + [2] * 4 + [3] + [4] * 6
-    assert {value for _, value in shown(run.board)["beyond float32"]} == {LARGEST_FLOAT32}
+    found = shown(run.board)
+    assert {value for _, value in found["beyond float32"]} == {LARGEST_FLOAT32}
+    assert (found["elastic/rehearsals"][-1], found["elastic/overlaps"][-1]) == ((14, 4.0), (14, 0.0))
 
 
 def test_another_agent_goes_on_where_the_files_end(run):
