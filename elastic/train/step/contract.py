@@ -1,7 +1,15 @@
 """A step trains the parameters that the recipe means, and each gradient is used once.
 
 A computation is what gives gradients: one `mean_loss`, or the sums of a step with their `backward`.
-Everything here happens in every step, and must be cheap: benchmarks/steady.py shows its share.
+Everything here happens in every step, and must be cheap: benchmarks/steady.py shows its share. Of
+all parameters of the State,
+
+    trained   an optimizer updates, frozen ones too
+    required  are trained, and require a gradient
+    held      are trained, by an optimizer of torch: its hook says when
+    loose     require a gradient, and no optimizer of torch holds them
+    idle      are not trained
+    others    are idle, and require a gradient
 
 *Forward changes no parameter.* It would have another value for the next shard of the same rank, and
 the result would depend on which shards a rank has. Buffers are put back for each shard; parameters
@@ -80,12 +88,12 @@ class Contract:
         self._step, self._first_step = 0, 0  # the newest one; the first of this generation
         self._is_computing = self._is_in_function = False
         # As they were looked at last, in the order of the state.
-        self._trained: list[nn.Parameter] = []  # what an optimizer updates, frozen ones too
-        self._idle: list[nn.Parameter] = []  # the others
-        self.required: list[nn.Parameter] = []  # of the trained ones those that require a gradient
-        self.others: list[nn.Parameter] = []  # of the idle ones likewise
-        self._held: list[nn.Parameter] = []  # of the trained ones, by optimizers of torch
-        self._loose: list[nn.Parameter] = []  # require a gradient, and none of these holds them
+        self._trained: list[nn.Parameter] = []
+        self._idle: list[nn.Parameter] = []
+        self.required: list[nn.Parameter] = []
+        self.others: list[nn.Parameter] = []
+        self._held: list[nn.Parameter] = []
+        self._loose: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []  # all
         self._flags: list[bool] = []  # which of them require a gradient
         # Of held parameters, by id. In no other one: the gradient is of the recipe's own hand.
