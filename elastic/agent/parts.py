@@ -88,7 +88,7 @@ class Settings:
 
 
 class AgentHealth:
-    """generation: the number of that which this node is in, None between two of them."""
+    """generation: that which this node is in, by its number; None between two."""
 
     def __init__(self, clock: Clock) -> None:
         self.generation: int | None = None
@@ -112,7 +112,7 @@ class AgentHealth:
 
 @dataclass(eq=False)
 class AgentParts:
-    """The parts of one agent, which outlive its generations."""
+    """difference: why a state is not saved, whose step was committed before with another state."""
 
     settings: Settings
     rendezvous: InitVar[Rendezvous]
@@ -121,7 +121,7 @@ class AgentParts:
     uploader: UploaderProcess
     console: ConsoleFollower
     clock: Clock = _CLOCK
-    difference: str = ""  # why a state is not saved: its step was committed before with another
+    difference: str = ""
 
     def __post_init__(self, rendezvous: Rendezvous) -> None:
         options, report, clock = self.settings.options, self.console.print_line, self.clock

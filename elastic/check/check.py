@@ -173,9 +173,9 @@ def _prove(options: CheckOptions, root: Path, tell: Callable[[Proof], None], cal
 def _proof(launch: Launch, ended: Ended, calm: Ended, difference: tuple[int, str] | None) -> Proof:
     found = Proof(proof=launch.proof, workers=launch.workers, result=Result.EXACT, seconds=ended.seconds)
     if ended.code != launch.code:
-        expected = f"{_ending(ended)} instead of exit code {launch.code}"
+        other = f"{_ending(ended)} instead of exit code {launch.code}"
         words = ended.words or "it said nothing"
-        found = replace(found, result=Result.FAILED, ended=expected, failure=words)
+        found = replace(found, result=Result.FAILED, ended=other, failure=words)
     elif ended.code == EXIT_COMPLETE and ended.lines and not _ends_alike(calm, ended):
         other = f"another end ({_end(ended)}, the calm run {_end(calm)})"
         found = replace(found, result=Result.FAILED, ended=other, failure=_OTHER_END)
@@ -286,9 +286,13 @@ def _say(text: str) -> None:
 
 
 def row(proof: Proof) -> str:
-    """One line of the table from above."""
-    workers, seconds = f"{proof.workers} worker{'s' * (proof.workers > 1)}", f"{proof.seconds:.1f} s"
-    return f"  {proof.proof:<30}  {workers:<9}  {seconds:>6}  {_result(proof)}"
+    """The line that is printed when a launch has ended."""
+    seconds = f"{proof.seconds:.1f} s"
+    return f"  {proof.proof:<30}  {_workers(proof):<9}  {seconds:>6}  {_result(proof)}"
+
+
+def _workers(proof: Proof) -> str:
+    return f"{proof.workers} worker{'s' * (proof.workers > 1)}"
 
 
 def _result(proof: Proof) -> str:
@@ -315,7 +319,7 @@ def verdict(found: Checked) -> str:
     lines = [f"note: {note.removeprefix('note: ')}" for note in found.notes]
     last = found.proofs[-1]
     if last.failure is not None:
-        lines.append(f"{last.proof}, {last.workers} workers: {last.ended}:\n{last.failure}")
+        lines.append(f"{last.proof}, {_workers(last)}: {last.ended}:\n{last.failure}")
     lines.append(_conclusion(found))
     if found.ignored:
         names = ", ".join(found.ignored)

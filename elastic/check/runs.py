@@ -98,7 +98,7 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     stopped = logged_event.last(events, Stopped)
     return Ended(
         code=code,
-        words=_why(events, text),
+        words=_why([] if code is None else events, text),
         lines=list(parse_lines(data.splitlines(), partial(decode, TraceLine, what="a line of a trace"))),
         seconds=_CLOCK.monotonic() - began_s,
         stopped=None if stopped is None else stopped.event.reason,

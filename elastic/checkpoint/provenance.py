@@ -1,6 +1,6 @@
 """Which run a directory is of, and which generation was its newest.
 
-A run directory has one `uid`, a random name of the directory itself, made by who comes first. Nodes
+A run directory has one `uid`, a random name of the directory itself, made by the first node. Nodes
 that find another one there do not share it, and another run that begins there has another. A run at
 a URL has it in the local folder of each node too: what an older run at that URL left in the folder
 would be uploaded as this run's, and its end would be taken for the end of this one.

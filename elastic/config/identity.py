@@ -5,8 +5,9 @@ for one build of torch, one kind of device and one number of threads; and of the
 from, if that is another run's. Of the build, its version is compared (such as 2.9.0+cpu). The
 recipe's text is recorded but not compared: fixing a bug and resuming is the user's decision.
 
-A command names such a parent as `RUN[@STEP][:NAME,...]`. run.json records the state that was found
-there, and the parents of the parent, so that a lineage does not depend on folders that may be gone.
+A command names that other run, the parent, as `RUN[@STEP][:NAME,...]`. run.json records the state
+that was found there, and the parents of the parent, so that a lineage does not depend on folders
+that may be gone.
 """
 
 import hashlib
@@ -170,7 +171,7 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
         raise UsageError(
             f"{run_dir} holds another run ({'; '.join(differences)}); "
             "resume it with the command that began it; begin another run from its state with these settings "
-            f"({new_run_from(run_dir)}); take another --run-dir, or set a folder aside with --fresh"
+            f"({new_run_from(run_dir)}); {REMEDY}"
         )
 
 

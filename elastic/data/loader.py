@@ -238,9 +238,8 @@ class KeyedBatches(Dataset[Any]):
 
 
 def slices_ahead(count: int, ahead: int) -> int:
-    """How many batches so many processes load before they are asked for, where `ahead` are wanted.
-
-    As many for each process.
+    """How many batches `count` processes load before they are asked for: `ahead` of them, or a few
+    more, so that each process loads equally many.
     """
     return count * max(SLICES_AHEAD, -(-ahead // count))
 

@@ -62,6 +62,63 @@ class Rewound:
         return next((line.time for line in lines if line.step == self.highest), None)
 
 
+def own_file(path: Path, generation: int) -> Path:
+    """path: `metrics.jsonl`, here and below."""
+    return path.with_name(f".{path.stem}-{generation:06d}{path.suffix}")
+
+
+def files(path: Path) -> dict[int, Path]:
+    """Those of generations, in their order. Raises OSError."""
+    name = re.compile(rf"\.{re.escape(path.stem)}-(\d{{6,18}}){re.escape(path.suffix)}")
+    found = {int(match[1]): file for file in listing(path.parent) if (match := name.fullmatch(file.name))}
+    return dict(sorted(found.items()))
+
+
+def newest_file(path: Path) -> Path:
+    """`path` itself where no generation has a file of its own. Raises OSError."""
+    own = files(path).values()
+    with suppress(FileNotFoundError):
+        named = path.lstat()
+        # A network file system shows listings that are older than what a name stands for.
+        if named.st_nlink > 1 and not any(_is_one_file(named, each) for each in own):
+            return path
+    return next(reversed(own), path)
+
+
+def newest_generation(path: Path) -> int:
+    """0 for none. Raises OSError."""
+    return max(files(path), default=0)
+
+
+def check_newest(path: Path, generation: int) -> None:
+    """Raises Fenced where a newer generation has begun."""
+    if (newest := newest_generation(path)) > generation:
+        raise Fenced(
+            f"expected no metrics of a newer generation than {generation} beside {path}, found those"
+            f" of generation {newest}: this process is left over from an older generation"
+        )
+
+
+def name_newest(path: Path) -> None:
+    """Have `path` name the newest file. Raises OSError."""
+    for _ in range(_TRIES):
+        newest = next(reversed(files(path).values()), path)
+        # It was removed, because there are newer ones, or waits for room.
+        with suppress(FileNotFoundError):
+            if _is_one_file(newest.lstat(), path):
+                return
+            # This process may sleep before the rename; the next look tells.
+            link_over(newest, path)
+
+
+def _is_one_file(about: os.stat_result, path: Path) -> bool:
+    """False where `path` names nothing."""
+    try:
+        return os.path.samestat(about, path.lstat())
+    except FileNotFoundError:
+        return False
+
+
 class Metrics:
     """Calls raise OSError but for a disk without room, for which lines wait."""
 
@@ -114,7 +171,7 @@ class Metrics:
                 raise
             return rewound  # each line tries again
         with suppress(OSError):  # with the next `sync` it is tried again
-            show(self._path)
+            name_newest(self._path)
         check_newest(self._path, self._generation)
         for file in older:
             if _highest(file) <= rewound.highest:
@@ -133,7 +190,7 @@ class Metrics:
         """
         self._file.sync()
         with suppress(OSError):
-            show(self._path)
+            name_newest(self._path)
 
 
 def read(path: Path) -> list[StepLine]:
@@ -182,60 +239,3 @@ def _cut(data: bytes, step: int) -> tuple[int, Rewound]:
             dropped.appendleft(line)
         end = start
     return 0, Rewound(highest=highest, dropped=tuple(dropped))
-
-
-def own_file(path: Path, generation: int) -> Path:
-    """path: `metrics.jsonl`, here and below."""
-    return path.with_name(f".{path.stem}-{generation:06d}{path.suffix}")
-
-
-def files(path: Path) -> dict[int, Path]:
-    """Those of generations, in their order. Raises OSError."""
-    name = re.compile(rf"\.{re.escape(path.stem)}-(\d{{6,18}}){re.escape(path.suffix)}")
-    found = {int(match[1]): file for file in listing(path.parent) if (match := name.fullmatch(file.name))}
-    return dict(sorted(found.items()))
-
-
-def newest_file(path: Path) -> Path:
-    """`path` itself where no generation has a file of its own. Raises OSError."""
-    own = files(path).values()
-    with suppress(FileNotFoundError):
-        named = path.lstat()
-        # A network file system shows listings that are older than what a name stands for.
-        if named.st_nlink > 1 and not any(_is_one_file(named, each) for each in own):
-            return path
-    return next(reversed(own), path)
-
-
-def newest_generation(path: Path) -> int:
-    """0 for none. Raises OSError."""
-    return max(files(path), default=0)
-
-
-def check_newest(path: Path, generation: int) -> None:
-    """Raises Fenced where a newer generation has begun."""
-    if (newest := newest_generation(path)) > generation:
-        raise Fenced(
-            f"expected no metrics of a newer generation than {generation} beside {path}, found those"
-            f" of generation {newest}: this process is left over from an older generation"
-        )
-
-
-def show(path: Path) -> None:
-    """Have `path` name the newest file. Raises OSError."""
-    for _ in range(_TRIES):
-        newest = next(reversed(files(path).values()), path)
-        # It was removed, because there are newer ones, or waits for room.
-        with suppress(FileNotFoundError):
-            if _is_one_file(newest.lstat(), path):
-                return
-            # This process may sleep before the rename; the next look tells.
-            link_over(newest, path)
-
-
-def _is_one_file(about: os.stat_result, path: Path) -> bool:
-    """False where `path` names nothing."""
-    try:
-        return os.path.samestat(about, path.lstat())
-    except FileNotFoundError:
-        return False

@@ -52,8 +52,8 @@ class RunReader:
     def read(self) -> Record:
         """All up to now."""
         self.read_events()
-        for _ in self.new_steps():
-            pass
+        for batch in self.new_steps():
+            self._parts.append(columns_of(batch.lines))
         return self.record()
 
     def read_events(self) -> Events:
@@ -72,7 +72,6 @@ class RunReader:
             self._begin()
         for text in texts:
             batch = _batch_of(text, with_values=self._with_values)
-            self._parts.append(columns_of(batch.lines))
             self._num_unreadable += batch.num_unreadable
             if self.has_curves:
                 self._logged.add(batch)

@@ -38,7 +38,7 @@ POLL_S = 0.02
 # not grow with their number.
 POLL_S_PER_NODE = 0.0002
 LONGEST_POLL_S = 0.5
-FIRST_LOOK_S = 0.1
+STRANGERS_POLL_S = 0.1  # while nodes of another run are in the place
 LOOK_S = 2.0  # between two looks whether the run is complete
 LOSES_NODE = partial(transitions.close, cause=NODE_LOST, step=0, counts=False, failure=None)
 
@@ -362,7 +362,7 @@ class Rendezvous:
             _, group = self._observer.poll()
             if group.settings == self._observer.settings or not self._may_live(group):
                 return self._heartbeat.start()
-            self.clock.sleep(FIRST_LOOK_S)
+            self.clock.sleep(STRANGERS_POLL_S)
 
     def has_lost_state(self) -> bool:
         """Whether the run has had generations, and the place to meet knows of no group.

@@ -41,7 +41,7 @@ _LONGEST_S = 60.0  # between two looks
 
 
 def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunView:
-    """All of a run in a folder; newest: with its newest step alone, however long it is.
+    """A run in a folder. newest: without its steps but the newest one, however long it is.
 
     Raises OSError, UsageError, and StoreFailed where the heartbeats are in a store that does not
     answer.
@@ -55,7 +55,8 @@ class RunSource:
     """The newest view of a run; several threads may ask for it.
 
     Training on the same machine does not notice: however often it is asked, it looks at a run in a
-    folder for a two-hundredth of the time, and gives the last view in between. A run at a URL is
+    folder for a two-hundredth of the time, and once a minute at least, and gives the last view in
+    between. A run at a URL is
     read whole each time.
     """
 

@@ -41,31 +41,6 @@ Pieces = Generator[Buffer, None, None]
 Source = Callable[[int, int], Pieces]
 
 
-def run_all(tasks: Iterable[Task], threads: int | None = None) -> None:
-    """Run the tasks. Raises the first error; no thread outlives the call.
-
-    threads: None for one for each processor that this process may use, as far as more of them help.
-    A task stops between two pieces of its work: there an error elsewhere, or Ctrl-C, ends it. It
-    must leave Python's lock, as hashlib, NumPy and system calls do, to be faster.
-    """
-    is_over = Event()
-
-    def run(task: Task) -> None:
-        try:
-            while not is_over.is_set() and next(task, is_over) is None:
-                pass
-        except BaseException:
-            is_over.set()
-            raise
-
-    with ThreadPoolExecutor(threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        try:
-            for done in [pool.submit(run, task) for task in tasks]:
-                done.result()
-        finally:
-            is_over.set()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """A stored tensor. names: its own and those that are tied to it; hashes: one for each."""
@@ -154,11 +129,29 @@ def in_memory(image: Buffer) -> Source:
     return pieces
 
 
-def digest(image: Buffer) -> str:
-    """The digest of an image in memory, by this thread alone. Raises CheckpointDamaged."""
-    found = ImageHash(in_memory(image), memoryview(image).nbytes)
-    run_all(found.tasks(), 1)
-    return found.digest()
+def run_all(tasks: Iterable[Task], threads: int | None = None) -> None:
+    """Run the tasks. Raises the first error; no thread outlives the call.
+
+    threads: None for one for each processor that this process may use, as far as more of them help.
+    A task stops between two pieces of its work: there an error elsewhere, or Ctrl-C, ends it. It
+    must leave Python's lock, as hashlib, NumPy and system calls do, to be faster.
+    """
+    is_over = Event()
+
+    def run(task: Task) -> None:
+        try:
+            while not is_over.is_set() and next(task, is_over) is None:
+                pass
+        except BaseException:
+            is_over.set()
+            raise
+
+    with ThreadPoolExecutor(threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        try:
+            for done in [pool.submit(run, task) for task in tasks]:
+                done.result()
+        finally:
+            is_over.set()
 
 
 def _read_head(source: Source, size_bytes: int) -> Buffer:

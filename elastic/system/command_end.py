@@ -1,15 +1,15 @@
-"""How a command ends that has nothing to tidy up, and what any of them prints as it ends.
+"""A signal ends a command with a fixed code, and what is printed at the end cannot change a code.
 
-Ctrl-C ends it at once, with one line. SIGTERM, and each signal of --drain-signals, does the same to
-a command that trains, which then ends as an interrupted one: the signal's sender, such as a
-scheduler, gives the command again.
+While there is nothing to tidy up, Ctrl-C ends it at once, with one line. SIGTERM, and each signal
+of --drain-signals, does the same to a command that trains, which then ends as an interrupted one:
+the signal's sender, such as a scheduler, gives the command again.
 
 A KeyboardInterrupt in the middle of an import shows the frames of the import, or is lost: libraries
 catch what their optional parts raise. Nothing can be done for the first moment of the interpreter,
 before it has read this file.
 
-What is printed at the end cannot change the exit code. A terminal may have been closed, which is
-what SIGHUP says, and the reader of a pipe may be gone.
+At the end of a command its terminal may have been closed, which is what SIGHUP says, and the reader
+of a pipe may be gone: output that nothing takes is dropped.
 """
 
 import os
@@ -32,15 +32,15 @@ class Terminated(KeyboardInterrupt):
 
 
 def end_at_once() -> None:
-    """From here on; unless this process ignores Ctrl-C, as a shell's background jobs do."""
+    """On Ctrl-C from now on; unless this process ignores it, as a shell's background jobs do."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
-    """From here on, for a command that trains; unless this process ignores the signal, as `nohup`
-    has it ignore SIGHUP.
+    """On these signals from now on, for a command that trains; unless this process ignores one, as
+    `nohup` has it ignore SIGHUP.
     """
     for number in numbers:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -49,7 +49,9 @@ def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
 
 
 def raise_from_here() -> None:
-    """There will be something to tidy up: a signal raises KeyboardInterrupt or Terminated, once."""
+    """From now on, since something is to be tidied up: a signal raises KeyboardInterrupt or
+    Terminated, once.
+    """
     for number in stop_signals.ALL:
         if signal.getsignal(number) is _end:
             signal.signal(number, _raise)

@@ -26,7 +26,7 @@ from elastic.system.untrusted import decode, encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preload:
-    """The first request, which comes again once more is known.
+    """The first request; it is repeated when more modules are known.
 
     modules: installed ones that the recipe imports, beside those that every worker needs; None to
     import nothing, and to spawn every process from now on.

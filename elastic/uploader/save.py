@@ -149,13 +149,13 @@ def hashes_of(image: memoryview, info: SnapshotInfo) -> Hashes:
     Raises StoreFailed where the image is not what was published, CheckpointDamaged where it is
     none.
     """
+    hashes, checksum = ImageHash(in_memory(image), image.nbytes), ImageChecksum(image.nbytes)
 
     def summed() -> Task:
         for offset, piece in checksum.pieces(0, np.frombuffer(image, dtype=np.uint8)):
             checksum.add(offset, piece)
             yield
 
-    hashes, checksum = ImageHash(in_memory(image), image.nbytes), ImageChecksum(image.nbytes)
     run_all([summed(), *hashes.tasks()])
     if info.checksum not in ("", checksum.hexdigest()):
         raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")

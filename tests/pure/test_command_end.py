@@ -77,8 +77,8 @@ def test_a_signal_that_is_no_request_ends_the_command():
 def ended(text, stdout):
     begin = "import sys\nfrom elastic.system.command_end import print_if_read\n"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    words = [sys.executable, "-c", begin + text]
-    return subprocess.run(words, stdout=stdout, env=buffered, check=False).returncode
+    done = subprocess.run([sys.executable, "-c", begin + text], stdout=stdout, env=buffered, check=False)
+    return done.returncode
 
 
 @pytest.mark.parametrize("text", [PRINT, DROP, PRINT + DROP])
@@ -95,7 +95,5 @@ def test_a_reader_that_is_gone_changes_no_exit_code(text):
 
 def test_a_command_whose_output_is_closed_runs_as_any_other():
     """As `>&- 2>&-` in a shell: the interpreter then has no streams at all."""
-    text = (
-        "from elastic.system import command_end; command_end.open_closed_streams(); print('one', flush=True)"
-    )
+    text = "from elastic.system import command_end as c; c.open_closed_streams(); print('one', flush=True)"
     subprocess.run(["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, text], check=True)

@@ -15,6 +15,7 @@ from hostile import json_values, junk, spoiled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import example
+from payloads import hashes_of
 from rich.console import Console
 from viewed import viewed
 
@@ -41,7 +42,7 @@ from elastic.rendezvous.transitions import Timing
 from elastic.report.diff import ComparedRun, StepChains, compare
 from elastic.report.figures import report_json, status_json
 from elastic.report.tables import cell, report_tables, status_tables
-from elastic.snapshot import image_hash, safetensors_header
+from elastic.snapshot import safetensors_header
 from elastic.system import untrusted
 from elastic.system.untrusted import printable
 from elastic.uploader.protocol import Offer
@@ -64,7 +65,7 @@ def group() -> Group:
 
 
 def decode(data: bytes) -> None:
-    image_hash.digest(safetensors_header.LENGTH.pack(len(data)) + data)
+    hashes_of(safetensors_header.LENGTH.pack(len(data)) + data)
 
 
 def agent_link(text: str) -> environment.AgentLink:
@@ -76,7 +77,7 @@ def agent_link(text: str) -> environment.AgentLink:
 READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "run.json": (identity.parse, UsageError),
     "COMMIT.json": (commit_record.parse, CheckpointDamaged),
-    "payload": (image_hash.digest, CheckpointDamaged),
+    "payload": (hashes_of, CheckpointDamaged),
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (Offer.parse, ValueError),

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 20_661,
+    "elastic": 20_658,
     "elastic/train elastic/proof": 5_737,
     "tests": 19_820,
 }

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 import run_records
-from payloads import bytes_of, payload_of
+from payloads import bytes_of, hashes_of, payload_of
 from shown_generation import Rendezvous
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.errors import EXIT_FAILED, UsageError
 from elastic.observe.log import EventLog
-from elastic.snapshot import checksum, image_hash
+from elastic.snapshot import checksum
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
@@ -163,7 +163,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, slots):
     for number in stop_signals.ALL:
         os.kill(process.pid, number)
     data = image_of(7, LARGE_BYTES // 2)
-    digest = image_hash.digest(data)
+    digest = hashes_of(data).digest
     hand_over(config, slots, 6, image_of(6))
     result = hand_over(config, slots, 7, data, final=True).wait(LIMIT_S)
     assert (result.state, result.digest) == (SaveState.COMMITTED, digest)

@@ -1,7 +1,7 @@
 """The parts of a rank are put together in one place, from what its launcher and its recipe gave.
 
 Which parts a rank has follows from its place: rank 0 writes and decides for all, and one worker of
-each node takes snapshots.
+each node takes snapshots. Where `elastic-train check` tries the recipe, it also has a StateTrace.
 """
 
 import hashlib

@@ -7,7 +7,7 @@ snapshot, beside training. It does not decide when any of them is due: rank 0 do
 One save is under way at a time; the next waits for its result, unless it is a final one: a save
 keeps its slot from being written, and of three slots only one can be spared. A failed save is
 reported and never stops training; a step that was committed with another state before ends the run.
-What the uploader took is tried again by the uploader.
+The uploader tries calls of the storage again; a final save is offered FINAL_TRIES times.
 """
 
 import os
@@ -74,7 +74,8 @@ class Saving:
             cost_s = parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s
-            comparing.begin(info.step)  # the next comparison is counted from here
+            # Steps until the next comparison count from this one.
+            comparing.begin(info.step)
             if cost_s is not None and step_s is not None:
                 comparing.add_cost(cost_s, step_s)
         return SavedState(info=info, published=published)
@@ -82,7 +83,8 @@ class Saving:
     def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         parts = self.parts
         if parts.output is not None:
-            parts.output.schedule.interval.begin(info.step)  # and the next snapshot from here
+            # Steps until the next snapshot count from this one.
+            parts.output.schedule.interval.begin(info.step)
         fault_point = None if parts.faults is None else partial(parts.faults.at_step(info.step), "snapshot")
         if parts.snapshotting is None:
             if fault_point is not None:  # another worker of this node copies

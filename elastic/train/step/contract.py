@@ -25,13 +25,11 @@ gradient goes: a process that takes over at the next step has none.
 when. Within a step a second computation adds to their gradients, as a second backward does. At the
 end of the step these go, used or not: they are no part of the state.
 
-What modules keep beside their tensors is the same for each shard:
-
-*Modes.* A function may call `model.eval()` and leave it at that. The shards after the first would
-be computed without dropout, and how many those are depends on the number of workers. So each shard
-of a pass begins in the modes that the pass began with; after it they are those that the last shard
-left, as after one call in plain PyTorch. It does not see a function that leaves others after some
-shards than after the rest: an audit does.
+*Modes are the same for each shard.* A function may call `model.eval()` and leave it at that. The
+shards after the first would be computed without dropout, and how many those are depends on the
+number of workers. So each shard of a pass begins in the modes that the pass began with; after it
+they are those that the last shard left, as after one call in plain PyTorch. It does not see a
+function that leaves others after some shards than after the rest: an audit does.
 
 *What the steps change and need later is saved with the state.* A process that resumes
 builds all objects again and loads the state into them. A module, an optimizer with a state, a
@@ -116,7 +114,7 @@ class Contract:
         return self._state.name_of(parameter)
 
     def begin_step(self, number: int, before_update: Callable[[Optimizer], None]) -> None:
-        """before_update: called before each update by an optimizer of the state."""
+        """before_update: called before each update by an optimizer of torch, in the step's body."""
         self._mark = self.mark()
         self._before_update = before_update
         self._step = number
@@ -329,7 +327,7 @@ class Contract:
         if optimizer in self._seen:
             return
         self._seen.add(optimizer)
-        if any(each is optimizer for each in self._state.optimizers):
+        if self.holds(optimizer):
             self._check_schedules()  # a schedule that was built after the loop began
             return
         owned = self._state.parts().owned
