@@ -22,7 +22,8 @@ answer, because it is stopped, stops the save.
 It does not promise that no newer generation begins after the answer. A save that passes too late
 commits a whole checkpoint, of a state on the run's one trajectory, and replaces none. To delete is
 another matter: a newer generation may have resumed from what would go. So without an answer nothing
-is deleted.
+is deleted. Nor does it order its words on a processor that reorders stores, such as ARM: there READ
+may be seen a moment before NEWEST, and an old number be trusted.
 """
 
 import mmap
