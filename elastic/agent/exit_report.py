@@ -194,9 +194,8 @@ def finished_text(settings: Settings) -> str:
     length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
     how = f"finished{length}" if stopped is None else f"finished: it was {stopped}"
     return (
-        f"the run in {url} is {how}; elastic-train report {url} shows it. Nothing was trained, whatever length the recipe"
-        f" asks for now: for more steps or other settings begin a run from its state:"
-        f" {new_run_from(url, settings.options.recipe)}; another --run-dir begins a new one"
+        f"the run in {url} is {how}; elastic-train report {url} shows it. Nothing was trained. A longer run, or other"
+        f" settings: {new_run_from(url, settings.options.recipe)} begins from its state; another --run-dir begins anew"
     )
 
 

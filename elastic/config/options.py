@@ -329,7 +329,7 @@ def only_recipe(rest: list[str]) -> str:
     recipe, *others = rest
     if others:
         raise UsageError(
-            f"expected one recipe, found {' and '.join(rest)};"
+            f"expected one recipe, or a command that --help names, found {' and '.join(rest)};"
             f" arguments of the recipe come after --: elastic-train {recipe} -- {' '.join(others)}"
         )
     return recipe

@@ -24,7 +24,7 @@ from elastic.errors import EXIT_INTERRUPTED
 from elastic.system import stop_signals
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
-SENTENCE = "elastic-train: interrupted, with nothing to save"
+SENTENCE = "elastic-train: interrupted; nothing is lost"
 
 
 class Terminated(KeyboardInterrupt):

@@ -45,7 +45,7 @@ def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed):
     agent.ends_with(0)
 
     assert "is finished: 24 steps (" in agent.output
-    assert "whatever length the recipe asks for now" in agent.output
+    assert "Nothing was trained. A longer run" in agent.output
     assert f"--from {drill.run.url} --run-dir NEW" in agent.output
     assert drill.tree() == before
 

@@ -119,7 +119,7 @@ def test_each_option_reads_its_published_grammar(words, every):
     ("argv", "says"),
     [
         ([], "expected a recipe, found none"),
-        (["a.py", "b.py"], "expected one recipe, found a.py and b.py"),
+        (["a.py", "b.py"], "or a command that --help names, found a.py and b.py"),
         (["a.py", "--epochs", "3"], "unknown option --epochs; an option of the recipe comes after --"),
         (["a.py", "--minnodes=2"], "did you mean --min-nodes?"),
         (["a.py", "--min-nodes", "2"], "found 2 and 1; give --max-nodes 2 or more"),

@@ -76,7 +76,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
             print(said, flush=True)
         if point.step >= (order.steps if stopped is None else stopped.step):
             how = "has had all its steps" if stopped is None else f"was {stopped}"
-            print(f"this run {how}: no step is left", flush=True)
+            print(f"the run in {parts.run_dir.url} {how}: no step is left", flush=True)
         # Not those up to `first_new`: a fault before this one may have counted them already.
         is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
         output.log.record(
