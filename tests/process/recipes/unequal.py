@@ -1,14 +1,17 @@
-"""With several workers each shard takes its time; a process loads, and there is an evaluation."""
+"""Rank 1 is slower, as far as is measured; a process loads, and there is an evaluation."""
 
-import time
+from itertools import count
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 import elastic
+from elastic.train.step.parts import Pace
 
-SHARD_S, CLASSES, STEPS = 0.005, 3, 64
+CLASSES, STEPS, looks = 3, 64, count()
+# However loaded this machine is: a rank works so long between two looks.
+Pace._worked_s = lambda pace: (0.04, 0.1)[pace._rank] * next(looks)
 
 
 class Noisy(Dataset):
@@ -28,7 +31,6 @@ data, held = run.data(Noisy(), steps=STEPS, workers=1), Noisy()
 
 
 def loss_of(batch):
-    time.sleep(SHARD_S * (run.world_size > 1))
     return nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
 
 
