@@ -194,8 +194,8 @@ def finished_text(settings: Settings) -> str:
     length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
     how = f"finished{length}" if stopped is None else f"finished: it was {stopped}"
     return (
-        f"the run in {url} is {how}; elastic-train report {url} shows it. Nothing was trained. A longer run, or other"
-        f" settings: {new_run_from(url, settings.options.recipe)} begins from its state; another --run-dir begins anew"
+        f"the run in {url} is {how}; elastic-train report {url} shows it. Nothing was trained. A longer run, or one with other"
+        f" settings, begins from its state by {new_run_from(url, settings.options.recipe)}; another --run-dir begins anew"
     )
 
 

@@ -1,8 +1,8 @@
-"""What one agent knows of its run, which never changes, and the parts that it has.
+"""The settings of an agent never change, and its parts outlive its generations.
 
-The parts outlive its generations. `AgentParts` is what the loop, each generation and the monitors
-share; to ask them from another thread blocks no loop. `AgentHealth` tells other threads whether the
-loop turns, and whether the node is in a generation.
+`Settings` is what it knows before it starts anything. `AgentParts` is what the loop, each
+generation and the monitors share; to ask them from another thread blocks no loop. `AgentHealth`
+tells other threads whether the loop turns, and whether the node is in a generation.
 """
 
 import hashlib

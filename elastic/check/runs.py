@@ -98,6 +98,7 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     stopped = logged_event.last(events, Stopped)
     return Ended(
         code=code,
+        # A launch that did not end was not ended by a worker that the check had killed.
         words=_why([] if code is None else events, text),
         lines=list(parse_lines(data.splitlines(), partial(decode, TraceLine, what="a line of a trace"))),
         seconds=_CLOCK.monotonic() - began_s,

@@ -1,4 +1,4 @@
-"""Which run a directory is of, and which generation was its newest.
+"""A directory is of one run, and no number of a generation is given twice in it.
 
 A run directory has one `uid`, a random name of the directory itself, made by the first node. Nodes
 that find another one there do not share it, and another run that begins there has another. A run at

@@ -54,7 +54,15 @@ class RunReader:
         self.read_events()
         for batch in self.new_steps():
             self._parts.append(columns_of(batch.lines))
-        return self.record()
+        self._parts = [joined(self._parts)]
+        return Record(
+            events=self._events,
+            steps=self._parts[0],
+            newest=self._newest,
+            unreadable_lines=self._num_unreadable,
+            age_s=_age_s(self._run, self._path),
+            curves=self._logged.curves(self._parts[0], self._points) if self.has_curves else None,
+        )
 
     def read_events(self) -> Events:
         """All of them; before the steps."""
@@ -62,7 +70,10 @@ class RunReader:
         return self._events
 
     def new_steps(self) -> Iterator[StepBatch]:
-        """What was completed since the last call, in order: of a file that has begun since, all."""
+        """The steps completed since the last call, in order; of a file that has begun since, all.
+
+        The caller keeps them: what `read` returns has only steps that `read` itself came upon.
+        """
         path = metrics.newest_file(self._path)
         if self._file.path != path:
             self._file.close()
@@ -79,20 +90,8 @@ class RunReader:
                 self._newest = batch.lines[-1]
             yield batch
 
-    def record(self) -> Record:
-        """As far as it was read."""
-        self._parts = [joined(self._parts)]
-        return Record(
-            events=self._events,
-            steps=self._parts[0],
-            newest=self._newest,
-            unreadable_lines=self._num_unreadable,
-            age_s=_age_s(self._run, self._path),
-            curves=self._logged.curves(self._parts[0], self._points) if self.has_curves else None,
-        )
-
     def brief(self) -> Record:
-        """The same with the newest step alone, which takes no longer for a long run."""
+        """What was read, with the newest step alone: it takes no longer for a long run."""
         return Record(events=self._events, steps=NO_STEPS, newest=self._newest, age_s=0.0)
 
     def close(self) -> None:

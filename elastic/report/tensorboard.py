@@ -157,7 +157,7 @@ def _event_of(step: int, time: float, scalars: Iterator[tuple[str, float]]) -> b
 
 
 def _figures(view: RunView) -> Iterator[tuple[str, float]]:
-    """Of the whole run, up to its newest step."""
+    """Figures of the whole run, as they are at its newest step."""
     yield "elastic/rehearsals", float(view.rehearsals.count)
     yield "elastic/overlaps", float(view.overlaps.count)
 

@@ -1,8 +1,8 @@
-"""What an agent, its fork server and its workers tell each other.
+"""A message between an agent, its fork server and its workers comes whole, or not at all.
 
-It stands here because neither side may own it: `elastic.agent` must not import `elastic.worker`, so
-that no code of a worker runs in the agent. Both ends run the same version of this library, so a
-message may change without regard to older ones.
+The messages stand here because neither side may own them: `elastic.agent` must not import
+`elastic.worker`, so that no code of a worker runs in the agent. Both ends run the same version of
+this library, so a message may change without regard to older ones.
 
 Agent and fork server exchange the messages of `FromAgent` and `FromServer`, and no others. Each is
 one JSON object, over a connection of multiprocessing, whose pickles are not used.

@@ -4,8 +4,8 @@ import run_records
 
 
 def test_a_much_slower_rank_gets_fewer_shards(drills, tmp_path, recipes):
-    """From the step's own seconds, with processes that load ahead; the result is that of one
-    worker.
+    """From the seconds that each rank says, with processes that load ahead; the result is that of
+    one worker.
     """
     alone, slowed = (drills(tmp_path / name) for name in ("alone", "slowed"))
     recipe, seldom = recipes / "unequal.py", ("--save-every", "10min")
