@@ -16,6 +16,7 @@ from s3_server import S3Server
 SHARED = ("ranks", "s3", "etcd", "chromium")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a server, a browser or ranks run in one process of xdist. Files of each
     folder are spread over the whole run: tests of processes wait while pure ones compute.
@@ -27,10 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         share = 0.8 if folder.name == "process" else 1.0  # short tests come last
         places.setdefault(item.path, share * seen[folder] / sizes[folder])
         seen[folder] += 1
-    items.sort(key=lambda item: places[item.path])
-    for item in items:
         for name in set(SHARED).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(name))
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(scope="session")
