@@ -173,11 +173,11 @@ class LogShipper:
         return self._has_arrived
 
 
-def upload_left_behind(run: RunDir) -> str:
+def upload_left_behind(run: RunDir, within_s: float = CLOSE_WITHIN_S) -> str:
     """Upload what killed or cut off agents of a run left in its local folder; as of `close`."""
     shipper = LogShipper(run, "", is_first=lambda: False, print_line=lambda text: None)
     shipper.start()
-    return shipper.close()
+    return shipper.close(within_s)
 
 
 def _with_suffix(folder: Path, suffix: str) -> list[Path]:

@@ -43,14 +43,11 @@ class Rendezvous:
 
 
 @pytest.fixture
-def there():
+def there(monkeypatch):
+    monkeypatch.setattr(group_client, "ANSWER_S", 60.0)  # however busy the machine is
     rendezvous, clock, said = Rendezvous(), FakeClock(), []
-    return (
-        rendezvous,
-        clock,
-        said,
-        GroupClient(rendezvous, OPTIONS, said.append, ShutdownRequest(LeavePage(30.0), clock), clock),
-    )
+    shutdown = ShutdownRequest(LeavePage(30.0), clock)
+    return rendezvous, clock, said, GroupClient(rendezvous, OPTIONS, said.append, shutdown, clock)
 
 
 def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:
@@ -88,8 +85,9 @@ def test_only_an_idle_node_gives_up_on_a_backend(there):
         group.poll(step=1, is_idle=True)
 
 
-def test_a_call_that_hangs_holds_up_an_idle_node_for_no_longer(there):
+def test_a_call_that_hangs_holds_up_an_idle_node_for_no_longer(there, monkeypatch):
     """From then on nothing is asked of the backend any more."""
+    monkeypatch.setattr(group_client, "ANSWER_S", 0.01)
     rendezvous, clock, _, group = there
     asked, answers = [], Event()
     rendezvous.watch = lambda **_: asked.append(1) or answers.wait()

@@ -20,13 +20,14 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
+from elastic.storage.remote import Objects
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 Open = Callable[[], Backend]
 
 
 @pytest.fixture(params=["memory", "directory", "etcd", "c10d", "objects"])
-def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Each call opens another node's view of the same state, if the backend has several."""
     shared = MemoryBackend()
     opened: list[HostBackend] = []
@@ -41,18 +42,19 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
         case "memory":
             yield lambda: shared
         case "directory":
-            yield lambda: DirectoryBackend(tmp_path / "rendezvous")
+            yield lambda: DirectoryBackend(request.getfixturevalue("tmp_path"))
         case "etcd":
             servers, group = request.getfixturevalue("etcd"), uuid.uuid4().hex
             yield lambda: EtcdBackend(servers.endpoints, f"a group/{group}", {})
-        case "objects":
-            bucket = request.getfixturevalue("s3_bucket")
-            yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", state_s=0.0, beats_s=0.0)
         case "c10d":
             port = free_port()
             # A connection takes as long as the machine is busy.
-            request.getfixturevalue("monkeypatch").setattr(host, "CONNECT_S", 100.0)
+            monkeypatch.setattr(host, "CONNECT_S", 100.0)
             yield c10d
+        case "objects":
+            bucket = request.getfixturevalue("s3_bucket")
+            monkeypatch.setitem(Objects.__init__.__kwdefaults__, "limit_s", None)  # likewise
+            yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", state_s=0.0, beats_s=0.0)
     end_stores(*opened)
 
 

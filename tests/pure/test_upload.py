@@ -139,7 +139,7 @@ def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, storage, monke
     """All requests hang for the whole time that the end may take, and then two of the next end's,
     which makes them again.
     """
-    monkeypatch.setattr(shipper, "PART_LIMIT_S", 1.0)
+    monkeypatch.setattr(shipper, "PART_LIMIT_S", 2.0)
     run = node("a")
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
@@ -153,7 +153,7 @@ def test_what_did_not_arrive_is_said_and_uploaded_next_time(node, storage, monke
     assert f"have not reached {run.url}" in said and f"they stay in {run.local}" in said
     storage.heal()
     hung = storage.fail(Deed.HANG, lambda method, path: method == "PUT", times=2)
-    assert upload_left_behind(run) == ""
+    assert upload_left_behind(run, 240.0) == ""
     assert hung.struck == 2
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]
 
