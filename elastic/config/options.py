@@ -324,7 +324,7 @@ def only_recipe(rest: list[str]) -> str:
             raise UsageError(f"unknown option {word}; {_advice(word)}")
     if rest in ([], [""]):
         raise UsageError(
-            "expected a recipe, found none; write elastic-train recipes/barlow.py (--help lists the options)"
+            "expected a recipe, found none; write elastic-train recipes/barlow.py (--help lists commands and options)"
         )
     recipe, *others = rest
     if others:

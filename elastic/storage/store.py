@@ -191,7 +191,7 @@ def as_store_failure(doing: str, error: Exception) -> StoreFailed:
         )
     if isinstance(error, PermissionError) or number in _FINAL_ERRNOS:
         return StoreRefused(
-            f"{sentence}. Expected to be allowed to write there: check permissions and credentials"
+            f"{sentence}. Expected a folder or bucket that may be written: check the path, permissions and credentials"
         )
     # By name: the classes of botocore and of Google's library cannot be imported without the
     # extras.

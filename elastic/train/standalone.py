@@ -26,6 +26,7 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_FAILED, ElasticError, shown_code
+from elastic.observe.console import ConsoleFollower
 from elastic.observe.log_shipper import LogShipper
 from elastic.rendezvous import meeting_place
 from elastic.rendezvous.group import LONGEST_NAME
@@ -204,15 +205,13 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
         log_shipper = LogShipper(run, node, is_first=lambda: True, print_line=print)
         _at_end.append(lambda: _write(log_shipper.close()))
         log_shipper.start()
+    progress = ConsoleFollower(run, node, sys.stderr, SystemClock())  # stdout is the script's own
+    progress.start()
+    _at_end.append(progress.stop)
     scratch = open_scratch()
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     config = UploaderConfig(
-        run_url=run.url,
-        scratch=str(scratch),
-        run_id=ours.run_id,
-        node=node,
-        keep=3,
-        uid=uid,
+        run_url=run.url, scratch=str(scratch), run_id=ours.run_id, node=node, keep=3, uid=uid
     )
     uploader = UploaderProcess.start(config)
     _at_end.extend(
