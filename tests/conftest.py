@@ -13,6 +13,8 @@ from etcd_servers import EtcdServers
 from faulty_storage import FaultyStorage
 from s3_server import S3Server
 
+from elastic.storage.remote import Objects
+
 SHARED = ("ranks", "s3", "etcd", "chromium")
 
 
@@ -56,6 +58,8 @@ def s3() -> Iterator[S3Server]:
         # Each client of the storage library has a loader that parses the same descriptions of all
         # services. That is most of its cost, and tests make hundreds of clients.
         patch.setattr("botocore.session.create_loader", cache(create_loader))
+        # A request takes as long as the machine is busy.
+        patch.setitem(Objects.__init__.__kwdefaults__, "limit_s", None)
         yield server
     server.close()
 

@@ -69,8 +69,9 @@ class Comparison:
         began: int,
         known: Divergence | None,
     ) -> NoReturn:
-        """Every rank knows by the votes on the state after `step`, in rank order, that they differ.
+        """Find which entry and whose state differs, record it, and raise on every rank alike.
 
+        votes: of all ranks on the state after `step`, in rank order, which are not equal.
         found: of this rank's state. agreed: the last step on which they agreed. began: the step
         with whose state the generation began. known: the difference that has steps done again.
         """
@@ -110,7 +111,7 @@ class Comparison:
                     "command has made"
                 )
             raise RecipeNotExact(f"{what}. {why}")
-        then = "it is loaded once more"
+        then = "that state is loaded once more"
         if step != agreed:
             then = f"all agreed up to step {agreed}, and what follows is done again"
         raise StatesDiffer(
@@ -200,7 +201,7 @@ class Agreement:
     def compare(self, *, is_last: bool = False) -> None:
         """Exchange the votes that were added last, now. Raises as `read` does.
 
-        is_last: no step follows.
+        is_last: no step follows before the state is saved.
         """
         self._end_live()
         if self._vote is not None:

@@ -30,7 +30,7 @@ from elastic.proof.evidence import (
 )
 from elastic.proof.variables import Collector
 from elastic.proof.verdict import Verdict, judge
-from elastic.system.clock import Clock
+from elastic.system.clock import Clock, thread_cpu_s
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
 from elastic.train.state.flat import FlatState, state_evidence, tensor_checksum
@@ -249,7 +249,7 @@ class StepAgain:
         return all(self.groups.all_gather(is_written))
 
 
-def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock: Clock) -> dict[str, str]:
+def texts_of(variables: Mapping[str, Any], state: State, dataset: object) -> dict[str, str]:
     """What these reach, and the plain attributes of the State's modules and the dataset."""
     modules = structure.submodules(state.modules)
     held = {id(each) for each in (*state.objects.values(), *modules, dataset)}
@@ -258,7 +258,7 @@ def texts_of(variables: Mapping[str, Any], state: State, dataset: object, clock:
         for module in modules
         for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     }
-    collector = Collector(tensor_checksum, clock.monotonic, held)
+    collector = Collector(tensor_checksum, thread_cpu_s, held)
     for name, value in variables.items():
         collector.add(name, value)
     for name, thing in state.objects.items():

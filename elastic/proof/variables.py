@@ -67,18 +67,16 @@ def variables_of(frame: FrameType | None) -> dict[str, Any]:
 class Collector:
     """Texts by name. held: ids of what the State saves, which is compared as the State is."""
 
-    def __init__(
-        self, checksum: Callable[[Tensor], str], monotonic: Callable[[], float], held: set[int]
-    ) -> None:
+    def __init__(self, checksum: Callable[[Tensor], str], cpu_s: Callable[[], float], held: set[int]) -> None:
         self.texts: dict[str, str] = {}
         self._checksum = checksum
-        self._monotonic = monotonic
-        self._until_s = monotonic() + LONGEST_S
+        self._cpu_s = cpu_s
+        self._until_s = cpu_s() + LONGEST_S
         self._seen = set(held)
         self._bytes = 0
 
     def add(self, name: str, value: Any, depth: int = 0) -> None:
-        if len(self.texts) >= MOST_VALUES or self._monotonic() > self._until_s:
+        if len(self.texts) >= MOST_VALUES or self._cpu_s() > self._until_s:
             self.texts[CUT] = SHOWN
             return
         if isinstance(value, _PLAIN):

@@ -31,6 +31,9 @@ class SystemClock:
         return _boot_wall_s + since_boot_s()
 
 
+thread_cpu_s = time.thread_time  # used by this thread, however busy the machine is
+
+
 def since_boot_s() -> float:
     """Seconds on a clock that all processes of this machine share and that only goes forward.
 

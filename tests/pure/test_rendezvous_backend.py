@@ -20,7 +20,6 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
-from elastic.storage.remote import Objects
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 Open = Callable[[], Backend]
@@ -53,7 +52,6 @@ def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             yield c10d
         case "objects":
             bucket = request.getfixturevalue("s3_bucket")
-            monkeypatch.setitem(Objects.__init__.__kwdefaults__, "limit_s", None)  # likewise
             yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", state_s=0.0, beats_s=0.0)
     end_stores(*opened)
 

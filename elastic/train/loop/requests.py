@@ -51,7 +51,9 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
 def is_first_audited(parts: LoopParts, step: int) -> bool:
     """Whether a generation's first step is audited. Later ones learn it from the step before."""
     output, ended_by = parts.output, parts.link.divergence
-    failed = ended_by is not None and bool(ended_by.at_fault) and ended_by.step == step  # its audit, before
+    failed = (
+        ended_by is not None and bool(ended_by.at_fault) and ended_by.step == step
+    )  # this step's audit, before a restart
     is_due = output is not None and (failed or output.audits.is_due(step, is_first=True))
     return parts.groups.from_rank0(is_due)
 
@@ -73,7 +75,7 @@ def remaining(
             rehearsals.compared(done)
     elif again.closing:
         again.closing = 0
-        # The votes on the state before rode in this step's sum: every node keeps it.
+        # The votes on the step before were part of this step's sum: every node keeps that state.
         if agreement.kept_step == number - 1:
             again.is_rehearsal &= not asked.drain
             is_left = again.leave(_evidence(parts, step, outcome))
@@ -92,5 +94,5 @@ def remaining(
 
 def _evidence(parts: LoopParts, step: Step, outcome: StepOutcome) -> ComputedStep:
     found = variables_of(sys._getframe())  # noqa: SLF001 - the recipe's frame is above
-    variables = texts_of(found, parts.state, parts.loader.dataset, parts.clock)
+    variables = texts_of(found, parts.state, parts.loader.dataset)
     return parts.again.end(step.number, parts.state.flatten(), step.logged, outcome.loss, variables)
