@@ -3,9 +3,8 @@
 Workers write snapshots and the uploader reads them; the agent reads only their headers. It
 allocates the memory when a worker asks for it on the control page, because only then the size of
 the state is known, and in a thread, because the pages are reserved at once, which takes seconds for
-a large state. The thread then makes one slot after another ready to be written, while the workers
-train. Where there is no room for all slots, one is better than none: without any, no checkpoint
-could be made.
+a large state, while the workers train. Where there is no room for all slots, one is better than
+none: without any, no checkpoint could be made.
 
 A state that outgrows its slots gets larger ones in place of them. Until a snapshot lies in these, a
 fault costs the steps since the newest checkpoint.
@@ -37,7 +36,7 @@ class SnapshotMemory:
         self._report = report
         self._calls = ThreadPoolExecutor(1)
         self._asked_bytes = 0
-        self._created: Future[SnapshotSlots] | None = None  # of that size, until they are taken over
+        self._created: Future[SnapshotSlots] | None = None  # of `_asked_bytes`, until `_adopt`
         self._compared_step = 0  # the newest snapshot that all ranks of all nodes had compared
         self._unshared: set[int] = set()  # `seq` of those that were agreed on by this node alone
 
@@ -51,7 +50,7 @@ class SnapshotMemory:
 
     @property
     def newest(self) -> Snapshot | None:
-        """The newest snapshot whose state all ranks are known to have had."""
+        """The newest snapshot that is agreed on (`Snapshot.is_agreed`)."""
         whole = [] if self.slots is None else self.slots.whole()
         return next((each for each in whole if each.is_agreed), None)
 
@@ -126,7 +125,7 @@ class SnapshotMemory:
     def _adopt(self, created: SnapshotSlots) -> None:
         if self.slots is not None:  # an uploader that still reads the old ones has them open
             self.slots.close()
-        self.slots = created
+        self.slots, self._unshared = created, set()
         self.publish()
         if created.num_slots < self._count:
             self._report(

@@ -36,6 +36,7 @@ from elastic.rendezvous.group import WorkerFailure
 from elastic.rendezvous.rendezvous import Generation
 from elastic.rendezvous.transitions import REHEARSAL
 from elastic.system.files import make_folders
+from elastic.system.processes import signal_name
 from elastic.system.worker_protocol import StartRequest, WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
@@ -169,7 +170,7 @@ class NodeWorkers:
 
     def _record_exit(self, seen: WorkerExit, *, victim: bool) -> None:
         rank, code, pid = seen.rank, seen.code, self.pid(seen.rank)
-        name = signal.Signals(-code).name if code < 0 else None
+        name = signal_name(-code) if code < 0 else None
         is_plain = not self._parts.settings.imports_library  # its codes may mean anything
         is_planned = code in (EXIT_COMPLETE, EXIT_INTERRUPTED) or (code == EXIT_AGAIN and not is_plain)
         code = code if is_plain else shown_code(code)

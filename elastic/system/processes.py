@@ -23,6 +23,13 @@ def thread_count() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
+def signal_name(number: int) -> str:
+    """As in signal.Signals, which has no name for the real-time signals between two ends."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
 def _stat(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the state on; none where there is no such process."""
     try:

@@ -90,7 +90,7 @@ def _end_if_dead(agent: int) -> None:
 
 def _end_as(code: int) -> NoReturn:
     if code < 0:
-        number = signal.Signals(-code)
+        number = -code
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])

@@ -5,8 +5,8 @@ memory. In plain python there is one rank and no group. Gradients use nccl where
 generation has a GPU of its own, else gloo too. Addresses and interfaces are torch's business:
 MASTER_ADDR, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME mean what they always mean.
 
-It does not survive the death of a peer: that raises PeerLost, and a new generation opens its own
-groups.
+A group does not survive the death of a peer: that raises PeerLost, and a new generation opens its
+own groups.
 """
 
 import json
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroups:
-    """A group that is None is torch's default group.
+    """A group that is None is torch's default group, if there is one.
 
     No reference to the default group is kept: its threads end with the last reference, and that
     must happen before the interpreter finalizes.
@@ -145,8 +145,8 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
     the CPU. backend: nccl or gloo for gradients, None to choose. Raises UsageError for another one,
     PeerLost.
     """
-    if backend not in (None, "nccl", "gloo"):
-        raise UsageError(f"expected backend nccl, gloo or none given, found {backend!r}")
+    if backend not in (None, "gloo") and not (backend == "nccl" and torch.cuda.is_available()):
+        raise UsageError(f"expected backend gloo, none, or nccl where there are GPUs, found {backend!r}")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())

@@ -55,7 +55,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
         raise UsageError(
-            f"expected a global batch that {shards} shards divide, found {global_batch}; try {nearest}"
+            f"expected shards of at least 1 and a global batch that they divide, found {shards} and {global_batch}; try {max(1, shards)} and {nearest}"
         )
     if launch.world_size > shards:
         raise UsageError(

@@ -8,7 +8,6 @@ that dies is started again for as long as its owner lives, and finds the offers 
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock
+from elastic.system.processes import signal_name
 from elastic.system.untrusted import decode
 from elastic.uploader.fence import FencePage
 from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
@@ -129,7 +129,7 @@ class UploaderProcess:
         if code is None or now_s < self._started_s + RESTART_S:
             return ""
         self._started_s = now_s
-        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        reason = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
         try:
             self._process = _spawn(self._config)
         except OSError as error:

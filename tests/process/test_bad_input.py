@@ -34,7 +34,7 @@ def refused(drill):
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
         (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:NAME,...]"),
-        (["--", "--global-batch", "30"], "expected a global batch that 4 shards divide, found 30; try 32"),
+        (["--", "--global-batch", "30"], "found 4 and 30; try 4 and 32"),
         (["--", "--no-such-setting"], "ended with exit code 2 in elastic.start or before it"),
     ],
 )
