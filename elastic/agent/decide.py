@@ -177,8 +177,8 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
     # A worker failed by itself. Some exit codes mean that every restart would end the same way. A
-    # difference between ranks costs no restart: doing the steps again decides about it, and the
-    # second time the workers end the run themselves.
+    # difference between ranks costs no restart: doing the steps again decides about it, and if
+    # they differ again the workers exit with a code that ends the run.
     Rule(lambda o: o.is_final, Action.END_RUN, "{o.failure}, which a restart does not change"),
     Rule(lambda o: o.has_diverged, Action.REDO, "the ranks differed"),
     Rule(lambda o: o.differs_again, Action.AGAIN, "a step that was done again differs"),

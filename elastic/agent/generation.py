@@ -50,7 +50,7 @@ class NodeGeneration:
 
     def report_done(self) -> None:
         """All workers of this node finished: report it to the group, if the backend answers."""
-        # The last step was committed a moment ago; once the run has ended, no report counts.
+        # The last step was committed a moment ago, and no poll follows that would tell of it.
         self._parts.note_commit()
         self.is_done = self._parts.group.report_done()
         if not self.is_done:

@@ -1,7 +1,7 @@
 """The agent sleeps until a process may have exited, and learns each exit code.
 
-A process that runs the recipe is a child of the fork server, whether it goes on with what that has
-imported or executes a new interpreter (worker/fork_server.py). `Spawner` is the agent's end of the
+A process that runs the recipe is a child of the fork server: it goes on with the modules imported
+there, or executes a new interpreter (worker/fork_server.py). `Spawner` is the agent's end of the
 connection. Each request ends in a process, whose exit code is reported, or in a reason. The server
 dies with the agent, and its processes die with it.
 """
@@ -283,11 +283,11 @@ class Process:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """With all that it started, unless that left its session."""
+        """Kill it, with all that it started, unless that left its session."""
         self.poll()
         # Once its exit was reported nothing is left of it, and another process may have its number.
         if self.pid not in self.spawner.exit_codes:
-            # The second where it was forked so recently that it has not called setsid.
+            # os.kill: it may have been forked so recently that it has not called setsid.
             for kill in (os.killpg, os.kill):
                 with suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from elastic.storage.store import (
 )
 from elastic.system.clock import Clock
 
-# Retention may delete what was just listed; a second time in a row needs a second commit.
+# Retention may delete what was just listed: each such listing needs another commit meanwhile.
 MOST_LISTINGS = 4
 
 

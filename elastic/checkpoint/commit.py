@@ -160,9 +160,9 @@ class _Write:
     def other(self) -> CommitRecord | None:
         """Of a whole checkpoint that another writer has made of this step.
 
-        The run may have fallen back behind a damaged one, and reach its step again; or a record is
-        of another run. Such a one is never touched: deleting it could race with a reader. Readers
-        take the latest.
+        The run may have fallen back behind a damaged one, and reach its step again. Another
+        writer's checkpoint is never touched: deleting it could race with a reader. Readers take the
+        latest.
         """
         self.may_go_on()
         records, _ = list_commits(

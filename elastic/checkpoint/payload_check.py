@@ -74,8 +74,8 @@ def _check(source: Source, record: CommitRecord) -> None:
 def _payload_bytes(store: Store, record: CommitRecord, start: int, end: int) -> Generator[bytes, None, None]:
     """The payload's bytes from `start` to `end`, all of them, in chunks.
 
-    From its end to its end there are none. Raises CheckpointDamaged where some are missing, or more
-    follow the end; StoreFailed when the store does not answer.
+    Where both are its end there are none, and more are looked for. Raises CheckpointDamaged where
+    some are missing, or more follow the end; StoreFailed when the store does not answer.
     """
     at, follows = start, int(start == record.size_bytes)
     try:

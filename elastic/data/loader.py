@@ -7,8 +7,9 @@ own collate) draw nothing and are indexed whole. It does not reach what a datase
 such as a generator, a cache of augmented samples or labels that get numbers as they come: an audit
 or a rehearsal, which load again, see those.
 
-Data-loading processes load batches ahead of their use, each as this process would; so do their
-errors. A signal that asks for a stop is not for them: the step under way still needs its data.
+Data-loading processes load batches ahead of their use, each as this process would, and an error is
+raised where its batch is used. A signal that asks for a stop is not for them: the step under way
+still needs its data.
 """
 
 import atexit

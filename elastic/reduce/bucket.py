@@ -40,9 +40,6 @@ class Trained(Protocol):
     required: list[nn.Parameter]
     others: list[nn.Parameter]
 
-    def trained(self) -> Sequence[nn.Parameter]:
-        """The parameters that an optimizer updates, frozen ones too; in one order on every rank."""
-
     def name_of(self, parameter: nn.Parameter) -> str: ...
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
@@ -179,7 +176,7 @@ class Bucket:
         self.stack = Stack(self._add)
 
     def _free_vector(self) -> _Vector:
-        """A gradient that nothing else refers to: the recipe may have kept an earlier one."""
+        """A vector to which nothing else refers: the recipe may have kept an earlier gradient."""
         while self._free:
             vector = self._vectors[id(self._free.pop())]
             if vector.is_free:

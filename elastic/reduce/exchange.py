@@ -2,7 +2,7 @@
 
 There are two ways, and each performs exactly the additions of the tree (tree.py):
 
-- A world of two, each rank with one block of equal size: one plain all-reduce. A sum of two numbers
+- A world of two, each rank with one half, in order: one plain all-reduce. A sum of two numbers
   is the same in either order, whatever algorithm the library takes.
 - Any other world: each rank receives its chunk of every block (all-to-all), folds the tree for that
   chunk, and all gather the finished chunks.

@@ -85,7 +85,7 @@ class Gradients:
         # One thread: collectives must start in the same order on every rank.
         self._thread = ThreadPoolExecutor(1, "exchange") if exchange.world_size > 1 else None
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
-        self._watch(trained.trained())
+        self._watch(trained.required)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

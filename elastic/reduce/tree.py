@@ -9,10 +9,8 @@ bit the same for every grouping of leaves into ranks.
 Numbers of different shards are added in three places and nowhere else: autograd adds an aligned
 pair of one rank in `.grad` (bucket.py), `Stack` adds up the blocks of one rank, and `Exchange` adds
 the blocks of all ranks (exchange.py: `fold` for each chunk, or one all-reduce of two). `Step.sum`
-and the end-of-step all-reduce of losses and buffers go through the last two; a parameter that
-backward reaches several times gets its second shard's gradient by `Bucket`, as autograd would add
-it. The gradients of a penalty, which are equal on every rank, are added once to the sum over shards
-(`Step.backward`).
+and the end-of-step all-reduce of losses and buffers go through the last two. The gradients of a
+penalty, which are equal on every rank, are added once to the sum over shards (`Step.backward`).
 
 It does not promise that the sum is more accurate than another order; only that it is always the
 same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs count as one.

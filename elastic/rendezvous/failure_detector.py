@@ -18,7 +18,7 @@ NO_HEARTBEAT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHistory:
-    """has_moved: its counter has changed since it was first observed."""
+    """has_moved: its counter has changed since it first had a number."""
 
     counter: int
     silence: Silence

@@ -135,7 +135,7 @@ class RunEnd:
 class Group:
     """The whole shared state. `Group()` is the one before the first node joins.
 
-    While `open`, which generation 0 never is: `members`, in rank order, train as `generation`;
+    While `open` (generation 0 never is): `members`, in rank order, train as `generation`;
     `endpoint` is "host:port" of its TCPStore; `waiting` are newcomers and spares; `cause` says why
     the generation was formed.
 

@@ -152,8 +152,8 @@ class GroupWriter:
         verb_in: what another node may write in a group for this one.
         """
         # A node that has read an earlier request, as that to join, may be about to write it. It
-        # cannot any more once the version that it read is not the newest; and none that reads a
-        # later one finds it. So this node writes a version, also where it changes nothing. That is
+        # cannot once the version that it read is not the newest, and who reads a later version
+        # finds no request. So this node writes a version, also where it changes nothing. That is
         # remembered where a call fails in between: the next try needs it, too.
         self._may_be_written = self._may_be_written or bool(self._request)
         self._cancel()
@@ -187,7 +187,7 @@ class GroupWriter:
             self._request = ""
 
     def _has_asked(self, verb: Verb, group: Group) -> bool:
-        """Whether this node has just left a request, and is to pause."""
+        """Leave a request in a wide group; whether it is a new one, and this node is to pause."""
         text = request_text(verb, group, self._me)
         if not self._is_wide(group) or text == self._request:
             return False

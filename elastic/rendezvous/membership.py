@@ -13,7 +13,7 @@ from elastic.rendezvous.partition import UnreachableReport, broken_by_node, node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
-    """Sizes and waiting times of the group, the same on every node.
+    """Sizes of the group, the same on every node, and waiting times of this one.
 
     `last_call_s`: how long a generation without any previous member waits for stragglers once
     `min_nodes` wait. `timeout_s`: how long a node waits in a group that cannot form.

@@ -32,7 +32,7 @@ BEATS_READ_PER_KEEP_ALIVE = 8  # others so often in a keep-alive
 # watch those find it, half a keep-alive later. A node that is not watched is presumed alive.
 ALL_WATCH_ALL = 16
 WATCHED = 4
-# In keep-alive periods: of silence, from which on it watches all; and for how long after.
+# In keep-alive periods: how long a silence makes a node watch all, and for how long it does then.
 SUSPECTED_AFTER = 0.5
 WATCHES_ALL_FOR = 2.0
 
@@ -42,7 +42,7 @@ class GroupObserver:
     """One node's eyes on everything outside it.
 
     `dead`: the nodes that this one watches, and whose heartbeats have stood still for a keep-alive;
-    `alive`: all others that the group names, itself among them. `min_generation`, `has_begun`:
+    `alive`: every other node that the group names, and this one. `min_generation`, `has_begun`:
     known from the run directory; see Rendezvous.
     """
 

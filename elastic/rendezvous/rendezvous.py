@@ -324,8 +324,8 @@ class Rendezvous:
         )
 
     def end(self, run_end: RunEnd, *, of_any: bool = False) -> Group:
-        """End the run for all nodes; changes nothing if the group went on without this node, unless
-        the end is one `of_any` generation, and never changes the group of another run.
+        """End the run for all nodes. Nothing changes where the group went on without this node, but
+        for `of_any`: it ends whichever generation there is. The group of another run never changes.
         """
 
         def ended(group: Group) -> Group:
@@ -338,7 +338,7 @@ class Rendezvous:
         """Before the first join: a person started a failed or interrupted run again.
 
         is_new: the run directory is empty, so the state is that of another run of the same name.
-        Returns how the run ended if it is complete. The end of another run is none of this one.
+        Returns how the run ended if it is complete, None where another run has ended.
         """
 
         def reopened(group: Group) -> Group:
@@ -416,8 +416,6 @@ class Rendezvous:
         )
 
     def _enter(self, group: Group) -> Generation:
-        if group.generation == self._entered:
-            raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
         self._entered, self._closes, self._reason = group.generation, LOSES_NODE, ""
         return Generation.of(group, self.me)
 

@@ -16,8 +16,8 @@
           close_if_partitioned: members cannot reach each other
 
 *forming* is not stored: the group is not open, and some node waits. A generation that is closed
-while spares wait is therefore forming at once. *closed* is said of a generation, which another one
-follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
+while spares wait is therefore forming at once. A generation that is *closed* is followed by another
+one; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
 every state, and only once; `reset` and `take_over` lead from every state to closed, and `count_on`
 changes no state. `reopen` and what follows it say what a group keeps that begins again.
 `next_action` says what a node does whose workers are stopped:
@@ -77,7 +77,7 @@ PARTITIONED = "because the network between the others and me is cut"
 class Timing:
     """Readings of this node's own monotonic clock, in seconds.
 
-    Each `since` is `now_s` as long as its condition does not hold.
+    A `..._since_s` is `now_s` as long as its condition does not hold: it has held for 0 s.
     """
 
     now_s: float
@@ -277,10 +277,9 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     machine that is taken away may lose its workers before its agent, and scripts without this
     library fail with an error of their own when their peers are gone.
     """
-    is_member_lost = bool(membership.lost_members(group, alive=alive))
-    if is_member_lost and not group.open and group.cause == FAILURE:
-        group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
-    if is_member_lost:
+    if membership.lost_members(group, alive=alive):
+        if not group.open and group.cause == FAILURE:
+            group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
         group = close(
             group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None
         )
@@ -390,8 +389,8 @@ def reset(group: Group) -> Group:
 
     If generations were counted from zero again, a process of the old run that wakes up could hold
     the number of a new generation, and the fence would let it through. If the number stayed the
-    same, a node of the old run that has not read its end would take this for a lost state, and put
-    back the one before.
+    same, a node of the old run that has not read its end would take the new state for a lost one,
+    and put the old state back.
     """
     return replace(Group(), generation=group.generation + 1, cause=NEW_RUN)
 

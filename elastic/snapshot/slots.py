@@ -79,7 +79,8 @@ class SnapshotInfo:
 class Snapshot:
     """A whole image in a slot: `size_bytes` bytes from `offset` on in the memory's file.
 
-    is_agreed: all ranks were found to have had this state.
+    is_agreed: all ranks were found to have had this state; or all of this node, whose workers then
+    died before others could be asked, and nodes compare it when they restore it.
     """
 
     slot: int
@@ -231,7 +232,7 @@ class SnapshotSlots:
         )
 
     def agree(self, slot: int, seq: int) -> None:
-        """All ranks had the state that was published as `seq`."""
+        """Mark the state that was published as `seq` as `is_agreed`."""
         # The number instead of a flag: it is void for later publications into this slot.
         self._set(slot, _AGREED, seq)
 

@@ -22,8 +22,8 @@ What may be in a process that is forked from, and what may not:
   them: the preflight says which installed modules they import, and each worker runs them itself.
 - Random generators may not stay as imports left them: each child seeds its own (main.py).
 
-Threads, CUDA, process groups and the user's modules are checked before every fork, because any
-installed package may bring them in when it is imported. If a check fails, the worker is a new
+Threads, CUDA, process groups and the user's modules are checked before a worker is forked, because
+any installed package may bring them in when it is imported. If a check fails, the worker is a new
 interpreter, which takes seconds.
 
 The fork server dies with the agent, and its workers die with it. It does not restart itself, and
@@ -184,7 +184,7 @@ class ForkServer:
                 if descriptor > max(OUTPUTS):
                     with suppress(OSError):  # that of the listing itself
                         os.set_inheritable(descriptor, descriptor == store)
-            # What is ignored stays so in another program, and handlers become the default.
+            # In the new program ignored signals stay ignored, and handled ones have their default.
             words = [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *request.command]
             os.execve(sys.executable, words, env)  # noqa: S606 - no shell is wanted
         assert self.preloaded is not None

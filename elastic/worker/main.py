@@ -65,7 +65,7 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
-    # Where an interpreter is begun with -P, which keeps the working directory out, none is first.
+    # With -P, which keeps the working directory out, no folder comes before the library's.
     sys.path[:1] = [str(Path(recipe).resolve().parent), *(sys.path[:1] if sys.flags.safe_path else [])]
     if is_of_recipe(launch):
         global_random.seed_alike()

@@ -28,7 +28,7 @@ _NAMED = 3
 
 
 class StepRecorder:
-    """Keeps the chain value from step to step."""
+    """Writes the line of each step, with the chain value that goes on from step to step."""
 
     def __init__(self, parts: LoopParts, resumed: Resumed, mark: Callable[[], object]) -> None:
         """mark: of the trained parameters, which functions of run.on_step must not change."""

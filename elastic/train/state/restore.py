@@ -49,11 +49,10 @@ from elastic.train.state.candidates import (
     order_candidates,
 )
 from elastic.train.state.flat import FlatState
-from elastic.train.state.inherit import inherit
+from elastic.train.state.inherit import STORAGE_PATIENCE_S, inherit
 from elastic.train.state.spread import Copy, read_copy, spread
 from elastic.train.state.state import State
 
-STORAGE_PATIENCE_S = 60.0
 MOST_TRIES = 100  # while other nodes commit and delete
 
 
@@ -130,8 +129,8 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 break
             self._reject(rejected, [untried[0].rejected(found)])
-        # The snapshot of a step that is done again is kept where the agent of a node that left
-        # waits until it is committed.
+        # A node that left has ended the generation after `again.step`; its agent may wait until the
+        # snapshot of that step is committed, which is kept for it.
         keeps_it = again.step == found.step + 1 and len(again.found) == 1 and not again.is_rehearsal
         self._discard_newer(again.step if keeps_it else found.step)
         return found
@@ -235,7 +234,7 @@ class Restorer:
             return Copy(problem=str(error))
 
     def _snapshots(self) -> dict[int, Snapshot]:
-        """Those in this node's memory that all ranks agreed on, by step, newest first.
+        """Those in this node's memory that are agreed on, by step, newest first.
 
         Of one step the last published, which comes last here.
         """

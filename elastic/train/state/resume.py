@@ -27,7 +27,8 @@ MOST_LISTED = 5
 class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
-    reported: the highest step whose line was ever written, as far as the run's files tell. late:
+    reported: the highest step whose line was ever written, as far as the run's files tell, where
+    rank 0 has functions of run.on_step, else 0. late:
     the line of the restored step where no file had it. data: the record of the samples, for epoch
     0. replay: the steps that are done again.
     """

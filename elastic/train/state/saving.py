@@ -175,7 +175,7 @@ class Checkpointing:
         self._cost_s = GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None
         self._last_s = clock.monotonic()
         self._under_way: Handover | None = None
-        self._answer_by = 0.0  # the save under way has failed if nothing is heard of it until then
+        self._answer_by = 0.0  # a wait for the save under way gives up then
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
 
@@ -188,7 +188,7 @@ class Checkpointing:
     def save(self, published: PublishedSnapshot | None, step: int, *, final: bool = False) -> None:
         """Offer a snapshot to the uploader.
 
-        published: None when there was no memory for a snapshot. final: the worker ends with it.
+        published: None when there was no memory for a snapshot. final: training waits for it.
         """
         self._receive_result()
         self._last_s, self._is_overdue = self._clock.monotonic(), False

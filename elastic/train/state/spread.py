@@ -1,4 +1,4 @@
-"""A state that some ranks have is brought to all, and no machine receives it twice.
+"""A state that some ranks have is brought to all, once to each machine whose ranks can share it.
 
 Ranks of one machine map one memory (sealed_memory.py). To another machine the state goes once, to
 one of its ranks, along a chain of machines: each passes a piece on while it receives the next. The

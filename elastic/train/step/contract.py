@@ -101,14 +101,10 @@ class Contract:
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
         self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
-        self._updates_loose = False  # as autograd counts, and in the step before
+        self._updates_loose = False  # the recipe's own code did in the step before, as autograd counts
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
         self._mark: list[int] = []
         self._look()
-
-    def trained(self) -> list[nn.Parameter]:
-        """All that an optimizer of the state updates; within a computation the same."""
-        return self._trained if self._is_computing else self._state.trained
 
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
@@ -255,7 +251,7 @@ class Contract:
     def _unused(self) -> list[nn.Parameter]:
         """Of those that optimizers of torch hold, with a gradient that no update has used.
 
-        None where one of these is not finite: a GradScaler skips the update of all.
+        An empty list where one of these is not finite: a GradScaler skips the update of all.
         """
         unused = [p for p in self._held if p.grad is not None and id(p) not in self._used]
         unused = [p for p in unused if self._given.get(id(p), p._version) == p._version]  # noqa: SLF001
@@ -294,9 +290,9 @@ class Contract:
     def _check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
         owned = self.parts.owned
-        others = [p for p in trained if id(p) not in owned]
-        saved = self._saved() if others else set()
-        for parameter in others:
+        not_owned = [p for p in trained if id(p) not in owned]
+        saved = self._saved() if not_owned else set()
+        for parameter in not_owned:
             if _storage(parameter) not in saved:
                 raise UsageError(
                     f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} outside; "

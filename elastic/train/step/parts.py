@@ -114,8 +114,8 @@ class Pace:
 
 
 class StepParts:
-    """The parts of one rank's steps. agreement: None where no ranks are compared. collected: of a
-    step whose computations are.
+    """The parts of one rank's steps. agreement: None where no ranks are compared. collected: what
+    each computation of a step that may be done again leaves.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class StepParts:
         loss: known to every rank already, or None where it is the mean of `losses`. losses: of the
         own shards, none where `loss` is known. after: the buffers after each own shard. requests:
         called with the step's number once the gradients are summed. The host waits for the device
-        once, where it reads all numbers. Raises UsageError for integers in buffers that differ
+        where it reads all numbers. Raises UsageError for integers in buffers that differ
         between shards, PeerLost when another rank is gone, and what a vote on the states raises.
         """
         sums = self.buffers.sums

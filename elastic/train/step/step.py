@@ -5,8 +5,8 @@ random stream, from the step's opening buffers, with kernels of one shape. Ranks
 nothing else, and each sum is the fixed tree's (reduce/tree.py). So the result does not depend on
 which rank computed which shard.
 
-It scales a loss only with the scaler that it is given; unscaling, clipping and the update are the
-recipe's, with plain PyTorch on the gradients in `.grad`.
+A step scales a loss only with the scaler that it is given; unscaling, clipping and the update are
+the recipe's, with plain PyTorch on the gradients in `.grad`.
 """
 
 import json
