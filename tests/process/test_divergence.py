@@ -13,10 +13,7 @@ def each_node_of(drill):
 
 @pytest.mark.parametrize(
     ("nodes", "snapshots", "fault"),
-    [
-        (1, "audited", "step 9 rank 0: flip optimizer"),
-        (2, "off", f"step {LAST} rank 1: flip"),
-    ],
+    [(1, "audited", "step 9 rank 0: flip optimizer"), (2, "off", f"step {LAST} rank 1: flip")],
 )
 def test_a_flipped_bit_does_not_change_the_result(drill, undisturbed, nodes, snapshots, fault):
     """Two ranks on one node, or on two; of the rank that writes the node's snapshots, or the other;

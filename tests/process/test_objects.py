@@ -140,10 +140,7 @@ def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, s
     agent = machines.start()
     machines.all.stands(6, ranks=1)
     turns = cycle([True, False])
-    faults = [
-        storage.fail(Deed.ERROR, lambda *_: next(turns)),
-        storage.fail(Deed.SLOW_DOWN, lambda *_: True),
-    ]
+    faults = [storage.fail(Deed.ERROR, lambda *_: next(turns)), storage.fail(Deed.SLOW_DOWN, lambda *_: True)]
     machines.all.waits_for(lambda: "the rendezvous did not answer" in agent.output, "the failure being said")
     machines.all.open(6)
     machines.all.stands(14, ranks=1)

@@ -161,8 +161,11 @@ def votes_of(*steps):
     ],
 )
 def test_a_snapshot_not_agreed_on_is_kept_if_its_node_had_it(node, votes, kept):
-    """All workers died in the step after. Step 1 was agreed on by all ranks, step 2 was not yet."""
-    node.left_bytes = SLOTS * STATE_BYTES + HEADERS_BYTES
+    """All workers died in the step after. Step 1 was agreed on by all ranks, step 2 was not yet.
+
+    Later the state outgrows the memory, and the second snapshot in the next one has that number.
+    """
+    node.left_bytes = 1 << 40
     node.asks()
     publish(node, 1, is_agreed=True)
     publish(node, 2)
@@ -175,3 +178,10 @@ def test_a_snapshot_not_agreed_on_is_kept_if_its_node_had_it(node, votes, kept):
     node.memory.keep_agreed([])  # the next generation died before its restore
     node.memory.keep_compared()  # another node may have another state of step 2
     assert [each.info.step for each in node.memory.slots.whole()] == [1]
+
+    node.asks(2 * STATE_BYTES)
+    for step in (3, 4):
+        publish(node, step, is_agreed=True)
+    node.memory.keep_agreed([])
+    node.memory.keep_compared()
+    assert node.memory.newest.info.step == 4
