@@ -115,6 +115,7 @@ class NodeAgent:
         except (RendezvousTimeout, BackendFailed) as error:
             # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
             # command goes on when that has changed. Others give up as well, and are not waited for.
+            self._stop_workers()  # their votes may agree on a newer state, which is saved
             leave_group(parts, self.last_step, goes_alone=True)
             # Or the others completed the run while this node slept, and the place to meet ended
             # with its host.

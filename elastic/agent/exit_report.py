@@ -64,7 +64,6 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
         print_if_read(printable(text), file=sys.stderr)
         parts.log.record(RunInterrupted(step=saved_step, reason=agent.end.reason, gave_up=agent.gave_up))
         return code
-    parts.shutdown.decided(code)
     if code == EXIT_COMPLETE:
         print_if_read(*map(printable, _complete(parts, newest)), file=sys.stdout)
     else:

@@ -212,8 +212,8 @@ class GroupClient:
 
     def loses_member(self, within_s: float) -> bool:
         """Whether a member of the closed generation is found dead, within this time at most."""
-        until_s = self.clock.monotonic() + within_s
-        while len(self._members) > 1 and (left_s := until_s - self.clock.monotonic()) > 0:
+        end_s = partial(self.shutdown.end_s, Share.DRAIN, self.clock.monotonic(), within_s)
+        while len(self._members) > 1 and (left_s := end_s() - self.clock.monotonic()) > 0:
             # The lost machine may have served the rendezvous.
             with suppress(BackendFailed, GivenUp):
                 asks = self.rendezvous.has_lost_member

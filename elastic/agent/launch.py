@@ -132,6 +132,8 @@ def _run(
             each.start(parts)
         agent.run()
         parts.health.end()
+        if agent.end.exit_code != EXIT_INTERRUPTED:
+            shutdown.decided(agent.end.exit_code)
         if agent.end.exit_code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
             # A state that all ranks agreed on is right, whatever a later step ran into. The newest
             # one may be in this memory alone, which ends with the agent.

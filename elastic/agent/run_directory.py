@@ -89,9 +89,7 @@ def check_claim(settings: Settings) -> None:
 
 def has_recorded_end(run: RunDir) -> bool:
     """Whether a node has written down here that the run is complete, which it stays."""
-    with suppress(OSError):
-        return bool(read_rare(run.events, RunFinished))
-    return False
+    return bool(read_rare(run.events, RunFinished))
 
 
 def is_complete(settings: Settings) -> bool:

@@ -87,6 +87,8 @@ class SnapshotMemory:
         """Put the memory's descriptor on the control page, and try what was refused once more."""
         self._page.slots_fd = None if self.slots is None else self.slots.fd
         self._page.refused_bytes = 0
+        # What ended workers asked for does not replace the slots that new ones are about to open.
+        self._created = self._created if self.slots is None else None
 
     def poll(self) -> None:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""

@@ -8,10 +8,8 @@ what comes after the bounds below.
 """
 
 import hashlib
-import os
 import random
 import sys
-import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +18,6 @@ from contextvars import ContextVar
 from functools import partial
 from inspect import getclosurevars, signature
 from itertools import islice
-from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -29,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.proof.evidence import CUT, SHOWN, STATE
+from elastic.system.files import is_installed
 
 DEPTH, MOST_VALUES, MOST_ELEMENTS, MOST_BYTES, LONGEST_S = 3, 2000, 100, 64 << 20, 0.1
 LONGEST_TEXT = 200
@@ -36,18 +34,11 @@ LONGEST_TEXT = 200
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))
 _NO_DATA = (ModuleType, BuiltinFunctionType, MethodType, type)
-_INSTALLED = tuple(
-    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")}
-)
-_LIBRARY = str(Path(__file__).resolve().parent.parent)
 
 
 def is_recipes_own(file: str | None) -> bool:
     """Whether a file is the recipe's, and not of an installed library, of Python or of this one."""
-    if not file or file.startswith("<"):
-        return False
-    path = str(Path(file).resolve())
-    return not path.startswith(tuple(f"{each}{os.sep}" for each in (*_INSTALLED, _LIBRARY)))
+    return file is not None and not file.startswith("<") and not is_installed(file)
 
 
 def variables_of(frame: FrameType | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ for longer than twice the keep-alive: its group fences that.
 import json
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -28,7 +28,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
 from elastic.system.silence import Silence
-from elastic.system.untrusted import bounds, decode, parse_number, pattern
+from elastic.system.untrusted import bounds, decode, parse_number, pattern, printable
 
 KEEP_ALIVES = 2  # of silence, until a place is free
 START_S = 30.0  # from the first heartbeat of a node to its group, on a busy machine
@@ -141,11 +141,15 @@ class Watch:
                 )
                 self._check_silent(there, refusal)
             check()
+            wanted = ours
             if there is not None and is_same:
+                # A command that watches later waits for the beats of nodes with the longest.
+                wanted = replace(there, keep_alive_s=max(there.keep_alive_s, ours.keep_alive_s))
+            if wanted == there:
                 return there
-            if newest(self.run, self.clock) == found and put(self.run, number + 1, ours):
+            if newest(self.run, self.clock) == found and put(self.run, number + 1, wanted):
                 check()  # it lies in the directory that was claimed
-                return ours
+                return wanted
 
     def check_lost_state(self, place: Place, is_lost: Callable[[], bool]) -> None:
         """Nodes may train on after their place to meet has lost the group: raise UsageError then.
@@ -174,7 +178,7 @@ class Watch:
         Raises UsageError with the refusal where one is alive for longer than `patience_s`.
         """
         limit_s = KEEP_ALIVES * there.keep_alive_s
-        self.notify(f"watching for {limit_s:.0f} s whether nodes still meet in {there}")
+        self.notify(printable(f"watching for {limit_s:.0f} s whether nodes still meet in {there}"))
         try:
             read = self.beats_of(self.run, there)
             last, moves, silence, began_s = read(), 0, Silence(), self.clock.monotonic()

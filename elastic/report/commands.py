@@ -27,6 +27,7 @@ from elastic.report.views import CALL_LIMIT_S, check_exists, identity_of, nothin
 from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock, SystemClock
+from elastic.system.untrusted import printable
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def diff(a: str, b: str, *, as_json: bool, html: str | None) -> int:
         found = compare_runs(*runs)
         if html is not None:
             pages = [page_of(run.url, view_now(run, curves=True)) for run in runs]
-            print(f"{found.reason}\n{write_page(page_of_two(found, *pages), html)}")
+            print(f"{printable(found.reason)}\n{write_page(page_of_two(found, *pages), html)}")
         else:
             _print(found, tables.cell(found.text()), as_json=as_json)
     return EXIT_COMPLETE if found.same else EXIT_FAILED

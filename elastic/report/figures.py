@@ -64,7 +64,7 @@ def status_json(view: RunView) -> dict[str, Any]:
     saved = view.checkpoints.newest
     return {
         "state": view.state,
-        "step": view.newest.step if view.newest else 0,
+        "step": view.step,
         "steps": view.length,
         "generation": view.generation,
         "world_size": view.world_size,

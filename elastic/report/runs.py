@@ -111,7 +111,7 @@ def _line(where: RunDir, name: str) -> RunLine:
         return RunLine(
             name=name,
             state="damaged" if reason else view.state,
-            step=None if view.plain else newest.step if newest else 0,
+            step=None if view.plain else view.step,
             steps=view.length,
             loss=newest.loss if newest else None,
             age_s=max(0.0, view.now_s - newest.time) if newest and newest.time is not None else None,

@@ -58,7 +58,7 @@ def runs_table(found: Runs) -> RenderableType:
         )
         for each in found.runs
     )
-    return table(printable(found.folder), columns, rows) if found.runs else cell(f"{found.folder}: no runs")
+    return table(found.folder, columns, rows) if found.runs else cell(f"{found.folder}: no runs")
 
 
 def facts_table(shown: Mapping[str, str]) -> Table:
@@ -71,7 +71,7 @@ def facts_table(shown: Mapping[str, str]) -> Table:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]]) -> Table:
-    found = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    found = Table(*columns, title=_title(title), title_justify="left", box=box.SIMPLE_HEAD)
     found.padding = 0  # nine columns find room in 80 letters
     for row in rows:
         found.add_row(*(cell(_value_text(value)) for value in row))

@@ -5,8 +5,8 @@ its own and into pinned memory. Two fences order it with training: tensors that 
 update changes must be copied before the next update, all others (buffers, for instance) before the
 next forward. The slot is complete only after `wait`.
 
-It does not see changes that go past autograd, such as a write through `.data` between a step's
-begin and its sum.
+A recipe that changes a tensor in place while its copy runs tears the slot. The vote on the state,
+which is computed before the next step, tells (train/state/snapshotting.py).
 """
 
 from collections.abc import Callable, Collection
@@ -59,9 +59,6 @@ class DeviceCopy:
         self._early_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._all_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._pinned: dict[int, Tensor] = {}
-        self._late: list[Tensor] = []
-        self._versions: list[int] = []
-        self._is_intact = True
         self._image = memoryview(b"")
 
     def start(self, layout: Layout, body: memoryview) -> None:
@@ -71,20 +68,20 @@ class DeviceCopy:
         addresses = self._addresses()
         # Early tensors first: the next forward waits for these alone.
         places = sorted(layout.places, key=lambda place: place[1].data_ptr() in addresses)
-        self._late = [tensor for _, tensor in places if tensor.data_ptr() in addresses]
-        self._versions, self._is_intact = _versions(self._late), True
+        num_early = sum(tensor.data_ptr() not in addresses for _, tensor in places)
         # The copy must not begin before the update whose results it copies.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for number, (offset, tensor) in enumerate(places):
-                if number == len(places) - len(self._late):
+                if number == num_early:
                     self._early_done.record(self._stream)
                 flat = image.device_bytes(tensor)
                 target[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
                 # If the recipe frees this tensor, torch's allocator may give its memory to another
                 # one on the training stream. This tells it to wait for the copy first.
-                flat.record_stream(self._stream)
-            if not self._late:
+                if flat.is_cuda:  # torch.optim.Adam counts its steps in host memory
+                    flat.record_stream(self._stream)
+            if num_early == len(places):
                 self._early_done.record(self._stream)
             self._all_done.record(self._stream)
 
@@ -92,19 +89,12 @@ class DeviceCopy:
         torch.cuda.current_stream().wait_event(self._early_done)
 
     def before_update(self) -> None:
-        # If the recipe changed a parameter in place while the copy was running (it clipped weights
-        # before the step's sum, for instance), autograd has counted the change, and the slot is
-        # torn.
-        self._is_intact = _versions(self._late) == self._versions
         torch.cuda.current_stream().wait_event(self._all_done)
 
-    def wait(self) -> str | None:
-        """Wait until everything is in the slot; returns the image's checksum.
-
-        None when the recipe changed a tensor during the copy: the slot holds parts of two states.
-        """
+    def wait(self) -> str:
+        """Wait until everything is in the slot; returns the image's checksum."""
         self._all_done.synchronize()
-        return checksum.of_image(self._image) if self._is_intact else None
+        return checksum.of_image(self._image)
 
     def _pin(self, body: memoryview) -> Tensor:
         """uint8 [n] over the slot's body, its pages locked once per slot.
@@ -124,7 +114,3 @@ class DeviceCopy:
 
 
 SlotCopy = HostCopy | DeviceCopy
-
-
-def _versions(tensors: list[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - autograd's count of changes in place

@@ -156,14 +156,13 @@ class Objects:
         """Everything below `folder`, by name relative to the URL; empty when there is no such
         folder.
         """
-        found: dict[str, Any] = {}
         with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
-            found = self._call("find", self.path(folder), detail=True)
-        return {
-            path.removeprefix(self.root).lstrip("/"): _listed(about)
-            for path, about in found.items()
-            if about["type"] == "file" and not path.endswith("/")  # else it stands for a folder
-        }
+            return {
+                path.removeprefix(self.root).lstrip("/"): _listed(about)
+                for path, about in self._call("find", self.path(folder), detail=True).items()
+                if about["type"] == "file" and not path.endswith("/")  # else it stands for a folder
+            }
+        return {}
 
     def directly_below(self, folder: str) -> dict[str, bool]:
         """The names directly below `folder`, and whether each is a folder, by one listing."""

@@ -97,7 +97,7 @@ class LeavePage:
     def noticed(self, reason: str, now_s: float) -> None:
         """A reason that is no signal asks this node to leave."""
         if not self._words.noticed_s:
-            self._words.reason = reason.encode()[: _TEXT_BYTES - 1]
+            self._words.reason = reason.encode(errors="replace")[: _TEXT_BYTES - 1]
             self._words.noticed_s = now_s
 
     def would_end(self, code: int) -> None:

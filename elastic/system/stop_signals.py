@@ -6,7 +6,7 @@ each: a worker has a handler for SIGTERM, and a recipe may have one for a warnin
 """
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 END = (signal.SIGTERM, signal.SIGINT)
@@ -16,11 +16,11 @@ ALL = (*END, *WARNINGS)
 
 
 @contextmanager
-def blocked(numbers: Iterable[signal.Signals] = ALL) -> Iterator[None]:
+def blocked() -> Iterator[None]:
     """Around the start of a process, which inherits it: none of them ends that process before it
     has said what it does with them. It then calls `unblock`.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
     try:
         yield
     finally:

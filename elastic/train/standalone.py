@@ -34,7 +34,7 @@ from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.meeting_place import ALONE, Place, config_of
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
-from elastic.system import command_end, forked_child, worker_protocol
+from elastic.system import command_end, forked_child
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -109,7 +109,7 @@ def explain(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         return
     # torch's hook, which calls this, collects all output to sys.stderr until it returns,
     # and this one does not.
-    last_words = f"error: {error}\n{worker_protocol.own_line(trace)}"
+    last_words = f"error: {error}\n{script_end.own_line(trace)}"
     print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.

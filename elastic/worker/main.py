@@ -42,7 +42,7 @@ from elastic.errors import (
     StatesDiffer,
     UsageError,
 )
-from elastic.system import forked_child, global_random, stop_signals, worker_protocol
+from elastic.system import forked_child, global_random, stop_signals
 from elastic.system.clock import share_boot_wall_s, since_boot_s
 from elastic.system.worker_protocol import QUOTED, WorkerError, write_error
 from elastic.worker import script_end
@@ -109,8 +109,8 @@ def is_of_recipe(launch: Launch) -> bool:
 def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
     """End this process with what failed."""
     error = script_end.explain(raised)
-    if is_of_recipe(launch) and worker_protocol.opens_group(raised.__traceback__):
-        error = UsageError(worker_protocol.OWN_GROUP).with_traceback(raised.__traceback__)
+    if is_of_recipe(launch) and script_end.opens_group(raised.__traceback__):
+        error = UsageError(script_end.OWN_GROUP).with_traceback(raised.__traceback__)
     report_error(launch.agent, launch.rank, error)
     last_words = traceback_of(error)
     if isinstance(error, _EXPLAINED):
@@ -179,7 +179,7 @@ def of_recipe(error: BaseException) -> TracebackType | None:
 def traceback_of(error: BaseException) -> str:
     """Of an error that a sentence explains, the recipe's own line alone."""
     if isinstance(error, _EXPLAINED):
-        return worker_protocol.own_line(error.__traceback__)
+        return script_end.own_line(error.__traceback__)
     described = traceback.TracebackException(type(error), error, of_recipe(error))
     return "".join(described.format())
 

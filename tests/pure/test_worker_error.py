@@ -14,9 +14,9 @@ from elastic.agent.workers import first_failure
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die
-from elastic.system import worker_protocol
 from elastic.system.untrusted import decode
 from elastic.system.worker_protocol import QUOTED, WorkerError, read_errors, write_error
+from elastic.worker import script_end
 from elastic.worker.main import of_victim, report_error
 
 
@@ -68,7 +68,7 @@ def test_the_users_innermost_line_is_found_among_libraries():
     try:
         module()
     except ValueError as error:
-        found = worker_protocol.own_line(error.__traceback__)
+        found = script_end.own_line(error.__traceback__)
     line = refuse.__code__.co_firstlineno + 1
     assert found == f'  at {__file__}:{line}: decode(int, "no number", what="a number")'
 
@@ -84,9 +84,9 @@ def test_a_process_group_of_the_users_is_known_by_its_traceback(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="RANK") as raised:
         failing_group()
-    assert worker_protocol.opens_group(raised.tb)
-    monkeypatch.setattr(worker_protocol, "_LIBRARY", str(Path(__file__).parent))
-    assert not worker_protocol.opens_group(raised.tb)
+    assert script_end.opens_group(raised.tb)
+    monkeypatch.setattr("elastic.system.files._INSTALLED", (str(Path(__file__).parent),))
+    assert not script_end.opens_group(raised.tb)
     with pytest.raises(ZeroDivisionError) as raised:
         1 / 0  # noqa: B018
-    assert not worker_protocol.opens_group(raised.tb)
+    assert not script_end.opens_group(raised.tb)

@@ -163,7 +163,9 @@ class Loop:
         Raises StatesDiffer or RecipeNotExact on every rank if they had not.
         """
         self._of_steps.buffers.load()  # the step may have changed them already
-        if self._last is not None:  # in its first step a generation has just compared them
+        # In its first step a generation has just compared them. After the step's first loss an
+        # optimizer may have updated some.
+        if self._last is not None and self.step is not None and self.step.outcome is None:
             self._saving.keep(self._last.info, copies=False)
             self._agreement.compare()
 

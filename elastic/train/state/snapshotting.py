@@ -139,7 +139,7 @@ class Snapshotting:
     def finish(self) -> PublishedSnapshot | None:
         """Wait for the copy that is under way, and publish it.
 
-        None when none is under way, or when the recipe changed the state during the copy.
+        None when none is under way.
         """
         if self.under_way is None:
             return None
@@ -148,15 +148,10 @@ class Snapshotting:
 
     def _published(
         self, slots: SnapshotSlots, slot: int, size_bytes: int, info: SnapshotInfo, cost_s: float
-    ) -> PublishedSnapshot | None:
+    ) -> PublishedSnapshot:
         began_s = self._clock.monotonic()
-        found = self.copy.wait()
-        if found is None:
-            print(
-                f"the snapshot of step {info.step} is thrown away: the next step changed parameters in place"
-            )
-            return None
-        snapshot = slots.publish(slot, size_bytes=size_bytes, info=replace(info, checksum=found))
+        found = replace(info, checksum=self.copy.wait())
+        snapshot = slots.publish(slot, size_bytes=size_bytes, info=found)
         cost_s += self._clock.monotonic() - began_s
         self._newest = PublishedSnapshot(slots=slots, snapshot=snapshot, cost_s=cost_s)
         self._mark_newest()
@@ -198,7 +193,7 @@ class Snapshotting:
         if vote_of(snapshot.info.checksum) == vote:
             slots.agree(snapshot.slot, snapshot.seq)
         else:
-            print(f"the snapshot of step {step} is thrown away: its copy from the GPU is not the state")
+            print(f"the snapshot of step {step} is thrown away: the state changed while it was copied")
             slots.invalidate(snapshot.slot)
 
     def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
