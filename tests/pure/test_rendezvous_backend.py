@@ -14,7 +14,6 @@ from etcd_servers import end_stores, free_port
 from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.errors import StoreFailed
-from elastic.rendezvous.backends import host
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
@@ -28,6 +27,8 @@ Open = Callable[[], Backend]
 @pytest.fixture(params=["memory", "directory", "etcd", "c10d", "objects"])
 def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Each call opens another node's view of the same state, if the backend has several."""
+    for limit in ("host.CONNECT_S", "etcd_http.ANSWER_S"):  # a call takes as long as the machine is busy
+        monkeypatch.setattr(f"elastic.rendezvous.backends.{limit}", 100.0)
     shared = MemoryBackend()
     opened: list[HostBackend] = []
 
@@ -47,8 +48,6 @@ def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             yield lambda: EtcdBackend(servers.endpoints, f"a group/{group}", {})
         case "c10d":
             port = free_port()
-            # A connection takes as long as the machine is busy.
-            monkeypatch.setattr(host, "CONNECT_S", 100.0)
             yield c10d
         case "objects":
             bucket = request.getfixturevalue("s3_bucket")
