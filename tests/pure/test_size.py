@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 MOST_LINES = {
-    "elastic": 20_655,
-    "elastic/train elastic/proof": 5_737,
+    "elastic": 20_636,
+    "elastic/train elastic/proof": 5_719,
     "tests": 19_819,
 }
 MOST_FILES = {"elastic": 210, "elastic/train elastic/proof": 47}
