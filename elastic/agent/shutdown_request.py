@@ -103,5 +103,5 @@ class ShutdownRequest:
             self._page.would_end(EXIT_INTERRUPTED)
 
     def decided(self, code: int) -> None:
-        """What follows changes neither the exit code nor the saves."""
+        """What follows does not change the exit code."""
         self._page.would_end(code)

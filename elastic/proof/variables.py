@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.proof.evidence import CUT, SHOWN, STATE
-from elastic.system.files import is_installed
+from elastic.worker.preload import is_installed
 
 DEPTH, MOST_VALUES, MOST_ELEMENTS, MOST_BYTES, LONGEST_S = 3, 2000, 100, 64 << 20, 0.1
 LONGEST_TEXT = 200

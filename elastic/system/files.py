@@ -10,13 +10,11 @@ import errno
 import os
 import secrets
 import shutil
-import site
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from sysconfig import get_path
 from typing import BinaryIO
 
 from elastic.errors import UsageError
@@ -248,22 +246,3 @@ def open_scratch(kind: str = "") -> Path:
         raise UsageError(
             f"expected to write to a temporary folder, found that it fails ({error}); set TMPDIR to a folder that this user may write"
         ) from error
-
-
-_LIBRARY = str(Path(__file__).parents[1])
-
-
-def is_installed(file: str) -> bool:
-    """Whether it lies in the interpreter's own folders, where packages are installed, or in this
-    library.
-    """
-    return file.startswith(_INSTALLED) or os.path.realpath(file).startswith(_INSTALLED)
-
-
-def _installed_folders() -> tuple[str, ...]:
-    own = map(get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), _LIBRARY]
-    return tuple(f"{folder}/" for given in folders for folder in (given, os.path.realpath(given)))
-
-
-_INSTALLED = _installed_folders()

@@ -24,7 +24,7 @@ def thread_count() -> int:
 
 
 def signal_name(number: int) -> str:
-    """As in signal.Signals, which has no name for the real-time signals between two ends."""
+    """Its name; for a real-time signal, which Python does not name, its distance from SIGRTMIN."""
     with suppress(ValueError):
         return signal.Signals(number).name
     return f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -22,15 +22,17 @@ module that it imports later costs each worker its time, and changes nothing tha
 
 import importlib
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import elastic
 from elastic.config import environment
-from elastic.system.files import is_installed
 
 # torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch
 # itself. elastic.train.start leads to all that a worker needs of this library, except numpy.random,
@@ -99,6 +101,21 @@ def loaded_files() -> dict[str, str]:
         if isinstance(file, str) and os.sep in file and name not in ("__main__", "__mp_main__")
     }
 
+
+def is_installed(file: str) -> bool:
+    """Whether it lies in the interpreter's own folders, where packages are installed, or in this
+    library.
+    """
+    return file.startswith(_INSTALLED) or os.path.realpath(file).startswith(_INSTALLED)
+
+
+def _installed_folders() -> tuple[str, ...]:
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), *elastic.__path__]
+    return tuple(f"{folder}/" for given in folders for folder in (given, os.path.realpath(given)))
+
+
+_INSTALLED = _installed_folders()
 
 # What the recipe does to what it has inherited.
 

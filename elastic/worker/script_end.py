@@ -13,7 +13,7 @@ from traceback import extract_tb
 from types import TracebackType
 from typing import NoReturn, Protocol
 
-from elastic.system.files import is_installed
+from elastic.worker.preload import is_installed
 
 _TORCH = "/torch/distributed/"  # its decorators stand between
 OWN_GROUP = (

@@ -15,7 +15,7 @@ from elastic.worker.preload import Preloaded
 
 def test_a_module_is_installed_by_its_own_place_or_its_links(tmp_path, monkeypatch):
     """A folder whose name begins like an allowed one is not inside it."""
-    monkeypatch.setattr("elastic.system.files._INSTALLED", ("/lib/site/", f"{tmp_path}/real/"))
+    monkeypatch.setattr("elastic.worker.preload._INSTALLED", ("/lib/site/", f"{tmp_path}/real/"))
     (tmp_path / "link").symlink_to(tmp_path / "real")
     places = ["/lib/site/a.py", f"{tmp_path}/link/b.py", "/home/me/b.py", "/lib/site-mine/c.py"]
     assert list(map(preload.is_installed, places)) == [True, True, False, False]

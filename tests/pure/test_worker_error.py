@@ -85,7 +85,7 @@ def test_a_process_group_of_the_users_is_known_by_its_traceback(monkeypatch):
     with pytest.raises(ValueError, match="RANK") as raised:
         failing_group()
     assert script_end.opens_group(raised.tb)
-    monkeypatch.setattr("elastic.system.files._INSTALLED", (str(Path(__file__).parent),))
+    monkeypatch.setattr("elastic.worker.preload._INSTALLED", (str(Path(__file__).parent),))
     assert not script_end.opens_group(raised.tb)
     with pytest.raises(ZeroDivisionError) as raised:
         1 / 0  # noqa: B018
