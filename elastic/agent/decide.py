@@ -47,7 +47,7 @@ class Action(Enum):
     AGAIN = "again"  # close this generation: a step that was done again differs, and is done once more
     REDO = "redo"  # close this generation without counting a restart: ranks differed, steps are done again
     FAIL = "fail"  # close this generation, counting a restart, and rejoin if restarts are left
-    END_RUN = "end run"  # end the run on all nodes, with the exit code for a failure
+    END_RUN = "end run"  # end the run on all nodes, with the code of the failure
     LEAVE = "leave"  # leave the group, with the exit code for interrupted
     STOP = "stop"  # the run has ended on all nodes: exit as it did
 

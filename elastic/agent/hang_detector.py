@@ -10,8 +10,8 @@ the worker is doing:
 - The recipe's own code, starting, saving, and the first steps of a generation give no hint of how
   long they will take the next time. An evaluation may come once in a thousand steps, and the first
   steps compile. Their limit is 1800 s.
-- What the recipe does after its last step is saved may take any time. It has no limit, and a hang
-  there is not detected.
+- What the recipe does after its last step is saved may take any time. It has no limit; only a
+  stopped process is found there.
 - A process that a signal stopped makes no progress in any phase. Its limit is 10 s.
 - Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed
   last: the rank that it waits for normally exceeds its own limit first. Only if none does, on any

@@ -34,7 +34,7 @@ from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
-# Far above the longest turn: a request to an object store that hangs takes 15 s.
+# Far above the longest turn: a request to an object store that hangs ends before.
 STANDS_STILL_S = 30.0
 _CLOCK = SystemClock()
 

@@ -25,6 +25,7 @@ from elastic.observe.step_columns import Floats, SlowRank, StepColumns, known, s
 from elastic.observe.step_line import StepLine
 
 ALIVE_WITHIN_S = 10.0
+_STEPS_WITHIN = 3  # where no heartbeat can be seen
 _RECENT_STEPS = 50
 
 
@@ -299,10 +300,13 @@ def _state(events: Events, own: Events, record: Record, beat_ages_s: Mapping[str
     gone = {each.node for each in goodbyes}
     is_alive = any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
     newest = record.newest
-    if newest is not None and newest.time is not None and _now_s(record) - newest.time < ALIVE_WITHIN_S:
+    if newest is not None and newest.time is not None:
         # A young step proves a live agent; its heartbeats may be in etcd, or in another folder.
-        step = newest.time, newest.generation
-        is_alive |= not any(each.time >= step[0] and each.generation >= step[1] for each in goodbyes)
+        within_s = max(ALIVE_WITHIN_S, 0.0 if beat_ages_s else _STEPS_WITHIN * (newest.seconds or 0.0))
+        step, is_young = (newest.time, newest.generation), _now_s(record) - newest.time < within_s
+        is_alive |= is_young and not any(
+            each.time >= step[0] and each.generation >= step[1] for each in goodbyes
+        )
     if is_alive:  # perhaps after a failure, and waiting for others
         return "running"
     if last(own, kinds.RunFailed):

@@ -91,7 +91,7 @@ class Comparison:
         # Only now may another rank end: its agent kills those of its node that have not.
         nodes = tuple(self.groups.all_gather(self.node))
         what = (
-            f"{entry or 'what eval() or requires_grad_() sets'} differs between ranks {' | '.join(map(str, alike))} {f'after step {step}' if step else 'before step 1'}"
+            f"{entry or 'what the objects were built with'} differs between ranks {' | '.join(map(str, alike))} {f'after step {step}' if step else 'before step 1'}"
             + f" ({len(different)} entries do)" * (len(different) > 1)
         )
         if is_unclear:

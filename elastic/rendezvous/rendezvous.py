@@ -9,6 +9,7 @@ It does not start or stop workers, and does not decide how often a run may fail.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import InitVar, dataclass
 from functools import partial
 
@@ -372,9 +373,12 @@ class Rendezvous:
         version, _ = self._observer.poll()
         return version is None and self._observer.has_begun
 
-    @property
     def is_deserted(self) -> bool:
-        """Whether the run has ended, or all other nodes have left, as of the last poll."""
+        """Whether the run has ended, or all other nodes have left, as of the last poll that had an
+        answer; this one asks once more.
+        """
+        with suppress(BackendFailed):
+            self._observer.poll()
         group = self._observer.newest
         is_empty = not (group.member_ids | group.waiting_ids) - {self.me.id}
         return self._observer.is_ours(group) and (group.ended is not None or is_empty)

@@ -165,7 +165,8 @@ def _download(objects: Objects, run: RunDir) -> None:
     identity = objects.read(NAME)
     if not events_parts and identity is None:
         raise nothing_at(objects)
-    lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
+    texts = [*_lines(objects, metrics_parts)]
+    lines = [*parse_lines(texts, step_line.parse)]
     events = logged_event.in_order(parse_lines(_lines(objects, events_parts), logged_event.parse))
     restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
@@ -175,7 +176,8 @@ def _download(objects: Objects, run: RunDir) -> None:
     if identity is not None:
         (run.local / NAME).write_bytes(identity)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
-    _write(run.metrics, kept)
+    # What cannot be read is counted as in a folder.
+    _write(run.metrics, kept, before="{}\n" * (len(texts) - len(lines)))
     for path in (run.events / "all.jsonl", run.metrics):  # as old as what they were made of
         os.utime(path, (changed_s, changed_s))
 
@@ -186,5 +188,5 @@ def _lines(objects: Objects, parts: Iterable[str]) -> Iterator[bytes]:
     return (line for name in sorted(data) for line in data[name].splitlines())
 
 
-def _write(path: Path, lines: Sequence[StepLine | LoggedEvent[Event]]) -> None:
-    path.write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
+def _write(path: Path, lines: Sequence[StepLine | LoggedEvent[Event]], before: str = "") -> None:
+    path.write_text(before + "".join(json.dumps(line.to_json()) + "\n" for line in lines))

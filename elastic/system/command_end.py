@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -74,12 +75,16 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def open_closed_streams() -> None:
-    """A command whose output is closed (`>&-`) trains as any other."""
+    """A command whose output is closed (`>&-`) trains as any other, and prints as any other what
+    the locale cannot write.
+    """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, number)
             setattr(sys, name, os.fdopen(number, "w"))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_if_read(*lines: str, file: TextIO) -> None:

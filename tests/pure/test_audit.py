@@ -1,5 +1,8 @@
 """An audit finds what is not exact, blames the right side, and leaves training as it was."""
 
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import nn
 
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.proof.audit import StepAudit
+from elastic.train.loop.loop import Loop
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.state import State
 
@@ -54,6 +58,17 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(collate, workers):
             optimizer.step()
         found.append(checksum_of(State(net=net, optimizer=optimizer).flatten()).whole)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("outcome", "num_compared"), [(None, 1), ("of the first loss", 0)])
+def test_no_state_in_the_middle_of_a_step_is_compared(outcome, num_compared):
+    """After its first loss an optimizer may have updated some of what the last step left."""
+    open_step, agreement = SimpleNamespace(outcome=outcome), Mock()
+    loop = SimpleNamespace(
+        step=open_step, _agreement=agreement, _of_steps=Mock(), _last=Mock(), _saving=Mock()
+    )
+    Loop._compare_states(loop)
+    assert agreement.compare.call_count == num_compared
 
 
 def test_a_sum_that_a_later_loss_ended_is_compared_once():

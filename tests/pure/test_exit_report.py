@@ -1,13 +1,17 @@
 """The last line of a node that leaves says which step is where, and what becomes of the run."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from elastic.agent import agent as agent_module
 from elastic.agent import exit_report
+from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import report_exit
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.config.run_dir import RunDir
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd
 from elastic.system.leave_deadline import LeavePage
 from elastic.testing.fakes import FakeClock
@@ -47,3 +51,16 @@ def test_a_leaving_node_says_whether_others_have_its_steps(
     agent = SimpleNamespace(end=end, last_step=9, generation=2, **known)
     assert report_exit(agent, parts) == code
     assert capsys.readouterr().err.startswith(f"interrupted (SIGTERM){text}")
+
+
+def test_a_node_that_gives_up_stops_its_workers_before_it_leaves(monkeypatch):
+    """Their votes may agree on a newer state than the last one that counts, which is then saved."""
+    called = []
+    monkeypatch.setattr(agent_module, "leave_group", lambda *_, **__: called.append("leaves"))
+    monkeypatch.setattr(agent_module, "has_recorded_end", lambda _run: False)
+    join = Mock(side_effect=BackendFailed("no route"))
+    settings = SimpleNamespace(run=None)
+    parts = SimpleNamespace(group=SimpleNamespace(join=join), revive_uploader=None, settings=settings)
+    node = SimpleNamespace(_parts=parts, last_step=3, _stop_workers=lambda: called.append("stops"))
+    assert NodeAgent._join_and_train(node) == RunEnd(exit_code=75, reason="no route") and node.gave_up
+    assert called == ["stops", "leaves"]

@@ -62,6 +62,8 @@ def test_nodes_of_one_address_meet_at_once(world: World) -> None:
     assert world.take(DIR) == DIR
     assert world.take(Place(kind="dir", who="z")) == DIR
     assert world.now == FakeClock().now and world.number == 1
+    longest = replace(DIR, keep_alive_s=30.0)  # for which a command that watches waits
+    assert world.take(longest) == world.take(DIR) == longest
 
 
 @pytest.mark.parametrize("pair", [(DIR, ELSEWHERE), (Place(kind=ALONE, who="a"), Place(kind=ALONE, who="b"))])

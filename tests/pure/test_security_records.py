@@ -238,7 +238,6 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     agent = SimpleNamespace(failure=failure, end=RunEnd(exit_code=1, reason="\x1b[2J"))
     options = SimpleNamespace(recipe="exact.py")
     settings = SimpleNamespace(imports_library=False, run=RunDir.parse(str(tmp_path)), options=options)
-    shutdown, log = SimpleNamespace(decided=lambda _code: None), SimpleNamespace(record=lambda _event: None)
-    report_exit(agent, SimpleNamespace(settings=settings, shutdown=shutdown, log=log))
+    report_exit(agent, SimpleNamespace(settings=settings, log=SimpleNamespace(record=lambda _event: None)))
     said = capsys.readouterr().err
     assert "ValueError" in said and is_harmless(said)

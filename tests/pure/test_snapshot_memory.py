@@ -131,6 +131,19 @@ def test_a_worker_keeps_no_slots_that_its_state_has_outgrown(node):
         assert len(open_fds) == 4  # the agent's and the worker's, each with the one of its mapping
 
 
+def test_what_ended_workers_asked_for_replaces_no_slots(node):
+    """The next workers are about to open these, and to restore from them."""
+    node.left_bytes = 1 << 40
+    node.asks()
+    there, node.page.wanted_bytes = node.memory.slots, 2 * STATE_BYTES
+    node.memory.poll()
+    node.memory._created.exception()
+    node.page.clear()
+    node.memory.publish()
+    node.memory.poll()
+    assert node.memory.slots is there
+
+
 def is_slots_of_state(fd):
     """Whether it is the memory of a state of this test's sizes."""
     try:
