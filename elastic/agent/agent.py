@@ -232,7 +232,7 @@ class NodeAgent:
         )
 
     def _settle_divergence(self) -> None:
-        """The workers agree again, and have said whose difference it was."""
+        """Forget a difference that the workers have settled."""
         if self._parts.page.is_settled:
             self._parts.page.is_settled, self._divergence = False, None
 

@@ -1,10 +1,10 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-decide.py chooses the action; a reason arrives here as text, for people. Where a failure would end
-the run, `fail` waits for the time in which the death of another node, from which it may follow, is
-found. A change of the group takes a few calls to the backend, and more where other nodes write at
-the same moment; a backend that does not answer delays an action by the limit of a call, and once
-the node is to leave, by the share of its task at most.
+decide.py chooses the action; a reason arrives here as text, for people. Before a failure ends the
+run, `fail` waits for as long as it takes to find a dead node, whose death may be the cause. A
+change of the group takes a few calls to the backend, and more where other nodes write at the same
+moment; a backend that does not answer delays an action by the limit of a call, and once the node is
+to leave, by the share of its task at most.
 """
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES

@@ -1,10 +1,10 @@
 """An outage of the rendezvous backend never stops workers, and no waiting node is forgotten.
 
 This is what the agent tells the group and asks of it during a generation. A call makes a few calls
-to the backend, each of which has the backend's limit of a few seconds, and more where other nodes
-write at the same moment. Only a node whose workers have nothing left to do gives up on a backend,
-after --rdzv-timeout. Waiting nodes are admitted after the join window.
-What follows from an answer is decided in decide.py; how a generation forms is the rendezvous's own.
+to the backend, each of which has its limit of a few seconds (a folder has none), and more where
+other nodes write at the same moment. Only a node whose workers have nothing left to do gives up on
+a backend, after --rdzv-timeout. Waiting nodes are admitted after the join window. What follows from
+an answer is decided in decide.py; how a generation forms is the rendezvous's own.
 """
 
 import socket

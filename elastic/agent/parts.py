@@ -34,7 +34,7 @@ from elastic.system.untrusted import printable
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
-# Far above the longest turn: a request to an object store that hangs ends before.
+# Above the usual turn: a request to an object store that hangs ends before.
 STANDS_STILL_S = 30.0
 _CLOCK = SystemClock()
 
@@ -142,12 +142,12 @@ class AgentParts:
 
     @property
     def step(self) -> int:
-        """The last step that any worker of this node finished in this generation; 0 for none."""
+        """The last step that any worker of this node finished, or restored, in this generation."""
         return max(self.page.step(i) for i in range(self.settings.nproc))
 
     @property
     def common_step(self) -> int:
-        """The last step that all workers of this node finished in this generation; 0 for none."""
+        """The last one that all of them did."""
         return min(self.page.step(i) for i in range(self.settings.nproc))
 
     @property

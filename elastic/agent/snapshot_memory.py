@@ -64,7 +64,7 @@ class SnapshotMemory:
         if (slots := self.slots) is None:
             return
         whole = slots.whole()
-        # The restore of the generation that has ended compared what it began with.
+        # All nodes compared what the ended generation restored.
         self._unshared -= {each.seq for each in whole if each.info.step == self._page.restored_step}
         compared = [each.info.step for each in whole if each.is_agreed and each.seq not in self._unshared]
         self._compared_step = max(compared, default=0)

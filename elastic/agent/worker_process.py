@@ -113,7 +113,7 @@ class Spawner:
     def wait_ready(self, interrupted: Callable[[], bool] = never) -> None:
         """Return once the server has imported everything, or when `interrupted()`.
 
-        One that ends while it imports would do so again: then another one spawns all workers.
+        If it ends while it imports, the next one imports nothing and spawns all workers.
         Raises CannotStart.
         """
         while self._awaited:

@@ -135,7 +135,7 @@ class _Write:
             **asdict(hashes),
         )
 
-    def may_go_on(self) -> None:
+    def check_may_go_on(self) -> None:
         if self._limits.is_fenced():
             raise Fenced(
                 f"the save of step {self._save.step} is of generation {self._save.generation}; a newer generation exists"
@@ -148,7 +148,7 @@ class _Write:
     def upload(self, payload: Payload, reached: Callable[[str], None]) -> None:
         def once() -> int:
             # Before every try: a save that waits for its storage must not go on for ever.
-            self.may_go_on()
+            self.check_may_go_on()
             return self._store.write(self._payload, payload, lambda: reached("upload"))
 
         stored_bytes = retrying(once, clock=self._clock, deadline=self._limits.deadline)
@@ -164,7 +164,7 @@ class _Write:
         writer's checkpoint is never touched: deleting it could race with a reader. Readers take the
         latest.
         """
-        self.may_go_on()
+        self.check_may_go_on()
         records, _ = list_commits(
             self._store, self._clock, run_id=self._save.run_id, until_s=self._limits.deadline
         )
@@ -180,10 +180,11 @@ class _Write:
             # The last look before the record. A newer generation may still begin between this line
             # and the creation. Then a checkpoint of the older one appears late; it is complete, and
             # its state lies on the trajectory that the newer generation passes through as well.
-            self.may_go_on()
-            # From here on nothing deletes its payload. A call that fails may have created the
-            # record all the same (a full disk may fail the sync of a name that is there already),
-            # or its request is still on its way. Where the name is taken, it is by such a call.
+            self.check_may_go_on()
+            # From here on this save does not delete its payload. A call that fails may have created
+            # the record all the same (a full disk may fail the sync of a name that is there
+            # already), or its request is still on its way. Where the name is taken, it is by such a
+            # call.
             self._is_in_doubt = True
             try:
                 self._store.create(record.name, record.to_json())

@@ -1,11 +1,11 @@
 """A shard's samples depend on seed, epoch and step, not on loading processes or world size.
 
 `dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in
-this process or in a data-loading process alike; where an epoch draws a sample several times, each
-draw has a key of its own. Tensors in memory (a TensorDataset itself, no subclass, and without an
-own collate) draw nothing and are indexed whole. It does not reach what a dataset keeps for itself,
-such as a generator, a cache of augmented samples or labels that get numbers as they come: an audit
-or a rehearsal, which load again, see those.
+this process or in a data-loading process alike; where weights or an own order draw a sample several
+times in an epoch, each draw has a key of its own. Tensors in memory (a TensorDataset itself, no
+subclass, and without an own collate) draw nothing and are indexed whole. It does not reach what a
+dataset keeps for itself, such as a generator, a cache of augmented samples or labels that get
+numbers as they come: an audit or a rehearsal, which load again, see those.
 
 Data-loading processes load batches ahead of their use, each as this process would, and an error is
 raised where its batch is used. A signal that asks for a stop is not for them: the step under way
@@ -122,7 +122,7 @@ class Loader:
     collate: Callable[[list[Any]], Any] | None = None
 
     def reads_ahead(self, shards: int) -> int:
-        """How many steps at most are cut into shards before they begin, beside the next one.
+        """For how many steps at most, beyond the next one, the shards are fixed already.
 
         shards: of the first step. A later step may have one alone.
         """

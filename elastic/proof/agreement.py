@@ -88,7 +88,7 @@ class Comparison:
             self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
             if is_recipe:
                 self.log.record(DivergenceJudged(step=step, entry=entry, nodes=[], verdict="recipe"))
-        # Only now may another rank end: its agent kills those of its node that have not.
+        # A barrier: rank 0 has recorded it before any rank ends, whose agent then kills the others.
         nodes = tuple(self.groups.all_gather(self.node))
         what = (
             f"{entry or 'what the objects were built with'} differs between ranks {' | '.join(map(str, alike))} {f'after step {step}' if step else 'before step 1'}"

@@ -144,7 +144,7 @@ class Bucket:
         """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
 
         Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
-        +0.0. Two ranks that hold one shard of the pair each add it as well. Raises UsageError where
+        +0.0. So do two ranks with one shard each. Raises UsageError where
         the shard did give a gradient.
         """
         missing, self.missing = self.missing, set()

@@ -36,8 +36,8 @@ def lost(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     """The dead nodes that the group names, for which it must change.
 
     Those are members, nodes that wait, and nodes that have reported others unreachable. Of a closed
-    generation the dead members go too, so that the first of those left knows that it is the first,
-    also where it watches few.
+    generation the dead members go too: else the first live one, which watches few, may not know
+    that it is the first.
 
     A reporter may be neither a member nor waiting: an excluded node is out of the group for the
     time that its workers take to stop. If it dies then, its report must not stay and exclude

@@ -118,7 +118,7 @@ class GroupObserver:
             self._watches_all_until_s = now_s + WATCHES_ALL_FOR * own_s
         is_all = now_s < self._watches_all_until_s or group.settings != self.settings
         watched = others if is_all else watched_by(self.me.id, others)
-        # A node that is new here is alive only once it has been observed.
+        # A node that was never observed would count as dead: look at once.
         if now_s >= self._beats_due_s or watched != self._failure_detector.nodes.keys():
             # A node with a longer keep-alive sends heartbeats less often.
             keep_alive_s = max(own_s, group.settings.keep_alive_s if group.settings else 0.0)

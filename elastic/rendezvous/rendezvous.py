@@ -262,7 +262,7 @@ class Rendezvous:
             fenced=not mine,
             newcomers=membership.newcomers(group, alive=alive, policy=self.policy),
             lost=lost,
-            ended=group.ended,
+            ended=group.ended if self._observer.is_ours(group) else None,
             cause=group.cause,
             failure=group.failure,
         )

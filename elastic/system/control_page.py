@@ -94,7 +94,7 @@ class ControlPage:
         self._slots = 0 if fd is None else fd + 1
 
     def step(self, local_rank: int) -> int:
-        """The last step that this worker finished in this generation; 0 before its first."""
+        """The last step that this worker finished or restored in this generation; 0 before."""
         return self._words[FIRST_OF_WORKERS + local_rank, STEP]
 
     def set_step(self, local_rank: int, step: int) -> None:

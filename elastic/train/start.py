@@ -76,7 +76,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         run_dir = RunDir.parse(launch.agent.run_dir)
     _claim_run_dir(groups, ours, run_dir.url)
     link = launch.agent or standalone.link(run_dir, groups, ours)
-    # One file for all generations of this place on the node: a report of a long run of many nodes
+    # One file for all generations of this local rank: a report of a long run of many nodes
     # would open thousands otherwise.
     events = run_dir.events / f"{link.node}-worker{groups.local_rank}.jsonl"
     log = EventLog(events, node=link.node, clock=SystemClock())

@@ -1,7 +1,7 @@
 """Every offer that it can read gets a result, and its slot is given back, while the uploader lives.
 
 One save is made at a time. Offers that come meanwhile wait in the socket; of those whose snapshot
-is still there then, the newest is saved next, because an older state is worth nothing. Where the
+is still there then, the last one is saved next, because an older state is worth nothing. Where the
 storage hangs, the process begins anew: a save that was reported as failed may be committed all the
 same. It does not promise that a client receives a result: the client may be dead, and its save goes
 on without it.
@@ -82,13 +82,13 @@ class Uploader:
         while True:
             poll.poll()
             is_over = _is_readable(self.owner_fd)  # first: no offer from before its end is missed
-            if (job := self._newest()) is not None:
+            if (job := self._take_last()) is not None:
                 if not self._save(job):
                     return False
             elif is_over:
                 return True
 
-    def _newest(self) -> Job | None:
+    def _take_last(self) -> Job | None:
         """The last of all offers that have arrived; the others have their results."""
         newest: Job | None = None
         while _is_readable(self.offers.fileno()):

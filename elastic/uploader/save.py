@@ -108,7 +108,7 @@ class Saver:
     def _check_run_dir(self) -> None:
         """Raises StoreFailed where another run has the name of a directory that was set aside.
 
-        In etcd that run has a group of its own, which fences nothing of this one.
+        In etcd its group is another one, which fences nothing here.
         """
         config = self.config
         if not config.uid:

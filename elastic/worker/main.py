@@ -34,6 +34,7 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     ElasticError,
     NothingLoads,
     PeerLost,
@@ -77,7 +78,7 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
         del disturbed
         exit_cleanly(EXIT_COMPLETE)
     except SystemExit as stop:
-        if stop.code not in (None, 0):
+        if stop.code not in (None, 0, EXIT_INTERRUPTED):  # a drain is no failure
             report_error(launch.agent, launch.rank, stop)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
@@ -89,8 +90,7 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
 
 
 def disturb_memory() -> list[list[bytes]]:
-    """Objects that are to be kept: between them are holes, in an order by chance, which those that
-    follow fill.
+    """Objects to keep, with holes between them in random order, which later objects fill.
 
     Forks of one process have the same addresses, by which Python orders a set of modules.
     """
@@ -206,10 +206,11 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
 
 def exit_now(code: int, last_words: str) -> NoReturn:
     """Print and exit without joining any thread."""
-    if last_words:
-        print(last_words.rstrip(), file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(ValueError):  # the recipe has closed one of them
+        if last_words:
+            print(last_words.rstrip(), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

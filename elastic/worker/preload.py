@@ -11,9 +11,9 @@ has the name of a module that is loaded. `Preloaded.conflict` has the answer; wi
 worker is forked. And a recipe may change a variable, or `sys.path`, before it imports a module:
 plain python runs the module under the change, and a forked process has it already. `elastic.start`
 compares both with what they were (`tell`). A preflight that finds a change has the agent spawn all
-workers, which inherit nothing; in vain, where the change came after the import. A worker that finds
-one where the preflight found none says so. Neither sees finders, nor stand-ins that a recipe puts
-into `sys.modules`.
+workers, which inherit nothing. That does not help where the change came after the import. A worker
+that finds one where the preflight found none says so. Neither of the two sees finders, nor
+stand-ins that a recipe puts into `sys.modules`.
 
 What the recipe imports is known from its text, as far as it names installed modules outside
 functions and branches, and then from its preflight, which has run it up to `elastic.start`. A
@@ -136,7 +136,7 @@ def begin(preloaded: Preloaded) -> None:
     _begun[:] = [Inherited(preloaded=preloaded, variables=environment.variables(), path=tuple(sys.path))]
 
 
-def change() -> str:
+def changed() -> str:
     """What has changed since the first line of the recipe, as a clause; empty for nothing."""
     for began in _begun:
         before, now = began.variables, environment.variables()
@@ -154,7 +154,7 @@ def change() -> str:
 
 def tell(launch: environment.Launch) -> None:
     """At elastic.start."""
-    found = change()
+    found = changed()
     if launch.preflight is not None:
         answer = Path(launch.preflight)
         if found:

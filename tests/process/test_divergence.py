@@ -48,15 +48,8 @@ def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     restart is used, nothing of a step on which the ranks did not agree is committed, and the run
     is not taken up again with what the ranks had.
     """
-    agent = drill.start(
-        "--nproc-per-node",
-        "2",
-        "--snapshot-every",
-        "1",
-        "--save-every",
-        "1steps",
-        recipe=recipes / "ranked.py",
-    )
+    options = "--nproc-per-node", "2", "--snapshot-every", "1", "--save-every", "1steps"
+    agent = drill.start(*options, recipe=recipes / "ranked.py")
     agent.ends_with(1)
 
     found = "model.weight differs between ranks [0] | [1] after step 5"

@@ -57,12 +57,7 @@ def test_a_state_trained_on_nothing_goes_on_with_any_data():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("samples", 23),
-        ("steps", 9),
-        ("order", "cd"),
-        ("contents", SPLIT | {"dataset.indices": "cc"}),
-    ],
+    [("samples", 23), ("steps", 9), ("order", "cd"), ("contents", SPLIT | {"dataset.indices": "cc"})],
 )
 def test_ranks_with_other_data_are_told_which(field, value):
     """A rank that took its own part of the data, or drew weights or an order of its own."""

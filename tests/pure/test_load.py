@@ -156,10 +156,7 @@ def looking(slow=lambda parameters: [each.detach().clone() for each in parameter
     ("how", "words"),
     [
         ({"load": lambda slow: {}["fast_state"]}, "look does not take it: 'fast_state'"),
-        (
-            {"load": lambda slow: [each.half().float() for each in slow]},
-            r"the tensor look\.slow\.0: saved",
-        ),
+        ({"load": lambda slow: [each.half().float() for each in slow]}, r"the tensor look\.slow\.0: saved"),
         # The weights of the model itself, until a load copies them.
         (
             {"slow": list, "load": lambda slow: [nn.Parameter(each.clone()) for each in slow]},

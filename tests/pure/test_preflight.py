@@ -3,10 +3,10 @@
 import socket
 
 import pytest
+from records import IDENTITY
 
 from elastic.agent.preflight import address_of, check_command, check_run_dir, imported_first
 from elastic.agent.run_directory import claim
-from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
@@ -14,18 +14,6 @@ from elastic.events import GenerationStarted
 from elastic.observe.log import EventLog
 from elastic.system import addresses
 from elastic.testing.fakes import FakeClock
-
-DECLARED = Identity(
-    recipe="recipe.py",
-    recipe_sha256="",
-    arguments=(),
-    seed=3,
-    global_batch=64,
-    shards=8,
-    torch="2",
-    device="cuda",
-    threads=1,
-)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +44,12 @@ def test_nodes_that_find_no_shards_are_spares_and_no_error(tmp_path, capsys):
         (3, "8 shards: 2 of the nodes train, with 3 workers each; more are spares\n"),
     ):
         options = parse(["recipe.py", "--min-nodes", "1", "--max-nodes", "4"])
-        assert check_run_dir(options, DECLARED, run, nproc) == (DECLARED, True)
+        assert check_run_dir(options, IDENTITY, run, nproc) == (IDENTITY, True)
         assert capsys.readouterr().out == says
     for nproc, least in ((9, 1), (5, 2)):
         options = parse(["recipe.py", "--min-nodes", str(least), "--max-nodes", "4"])
         with pytest.raises(UsageError, match=f"shards \\(8\\), found {least} nodes of {nproc} workers"):
-            check_run_dir(options, DECLARED, run, nproc)
+            check_run_dir(options, IDENTITY, run, nproc)
 
 
 def test_a_loopback_name_is_refused_where_others_may_come(monkeypatch):
@@ -87,7 +75,7 @@ def test_a_loopback_name_is_refused_where_others_may_come(monkeypatch):
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_a_script_and_a_recipe_share_no_run_directory(tmp_path, is_plain):
     """Each would take the other's steps, saves and end for its own."""
-    run, declared = RunDir.parse(str(tmp_path)), [DECLARED, None]
+    run, declared = RunDir.parse(str(tmp_path)), [IDENTITY, None]
     started = GenerationStarted(world_size=1, nodes=["n"], cause="start", restarts=0, plain=is_plain)
     EventLog(run.events / "n-agent.jsonl", node="n", clock=FakeClock()).record(started)
     claim(run, declared[is_plain], FakeClock())

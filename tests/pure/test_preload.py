@@ -48,7 +48,7 @@ def test_no_process_with_a_thread_is_forked():
 def test_a_process_that_changed_nothing_says_nothing(forked):
     sys.path.insert(0, str(forked))
     (forked / "own.py").touch()
-    assert preload.change() == ""
+    assert preload.changed() == ""
 
 
 @pytest.mark.parametrize(("name", "value"), [("HF_HOME", "1"), ("PATH", None)])
@@ -58,16 +58,16 @@ def test_a_variable_that_is_set_or_removed_is_named_and_told(forked, monkeypatch
         monkeypatch.delenv(name)
     else:
         monkeypatch.setenv(name, value)
-    assert preload.change().startswith(f"{name} changed")
+    assert preload.changed().startswith(f"{name} changed")
     answer = forked / "run.json"
     monkeypatch.setenv("ELASTIC_PREFLIGHT", str(answer))
     preload.tell(preload.environment.read())
     assert name in answer.with_suffix(preload.environment.SPAWN).read_text()
     preload._begun.clear()
-    assert preload.change() == ""
+    assert preload.changed() == ""
 
 
 def test_a_folder_that_hides_an_inherited_module_is_named(forked):
     (forked / "numbers.py").touch()
     sys.path.insert(0, str(forked))
-    assert "numbers.py has the name of an installed module" in preload.change()
+    assert "numbers.py has the name of an installed module" in preload.changed()

@@ -23,10 +23,7 @@ def exited(time, generation, rank, **rest):
 
 def back(time, generation, first_s, *, source="snapshot", step=6, lost_steps=0, **rest):
     about = {"source": source, "step": step, "lost_steps": lost_steps, "seconds": 0.1} | rest
-    return [
-        logged("restored", time, generation, **about),
-        logged("first_step", first_s, generation, step=7),
-    ]
+    return [logged("restored", time, generation, **about), logged("first_step", first_s, generation, step=7)]
 
 
 def begun_in(events, lines):

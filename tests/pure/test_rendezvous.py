@@ -1,13 +1,14 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gates import wait_for
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -31,7 +32,6 @@ PAIR = GroupPolicy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 ALONE = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=120.0)
 KEEP_ALIVE_S = 60.0
 SHORT_S = 0.05  # a keep-alive with a heartbeat every 10 ms
-WaitUntil = Callable[[Callable[[], bool]], None]
 
 
 def never() -> bool:
@@ -138,7 +138,7 @@ def test_a_new_run_under_an_old_name_counts_generations_on() -> None:
     b.stop()
 
 
-def test_heartbeats_survive_a_failing_backend(wait_until: WaitUntil) -> None:
+def test_heartbeats_survive_a_failing_backend() -> None:
     """The first three fail, and later ones, with an error that no contract names; then the thread
     must send them again.
     """
@@ -155,7 +155,7 @@ def test_heartbeats_survive_a_failing_backend(wait_until: WaitUntil) -> None:
     a.join(comes_back)
     backend.refused.clear()
     backend.beat_error = OSError("disk full")
-    wait_until(lambda: bool(backend.refused))
+    wait_for(lambda: backend.refused, "a refused heartbeat")
     backend.beaten.clear()
     backend.beat_error = None
     assert backend.beaten.wait(timeout=60)

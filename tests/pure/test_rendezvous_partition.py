@@ -4,6 +4,7 @@ import itertools
 import socket
 
 import pytest
+from gates import wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def node(name, probes):
     return Node(id=name, address="127.0.0.1", nproc=1, port=probes.port)
 
 
-def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
+def test_only_peers_that_receive_our_probes_are_counted(opened):
     """a and b probe each other. c probes a, which does not know it. d sends probes and receives
     none.
     """
@@ -75,7 +76,7 @@ def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
     a.set_peers([node("a", a), node("b", b)])
     b.set_peers([node("a", a), node("b", b)])
     c.set_peers([node("a", a)])
-    wait_until(lambda: a.counters.get("b", 0) > 20 and b.counters.get("a", 0) > 20)
+    wait_for(lambda: a.counters.get("b", 0) > 20 and b.counters.get("a", 0) > 20, "probes")
     assert set(a.counters) == {"b"} and c.counters == {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -87,7 +88,7 @@ def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
     assert a.counters == {}
 
 
-def test_malformed_and_forged_datagrams_do_no_harm(opened, wait_until):
+def test_malformed_and_forged_datagrams_do_no_harm(opened):
     """Datagrams that are too long, are not JSON, are for other nodes or come from unknown ones;
     then a real probe still counts. Another node publishes any address; the name of a host has no
     empty label.
@@ -103,5 +104,5 @@ def test_malformed_and_forged_datagrams_do_no_harm(opened, wait_until):
             stranger.sendto(probe.to_json(), ("127.0.0.1", a.port))
     a.set_peers([Node(id="c", address="ä..host", nproc=1, port=1), node("b", b)])
     b.set_peers([node("a", a)])
-    wait_until(lambda: a.counters)
+    wait_for(lambda: a.counters, "a probe")
     assert set(a.counters) == {"b"}

@@ -269,12 +269,8 @@ some_groups = st.builds(
         [None, None, None, RunEnd(exit_code=0, reason="complete"), RunEnd(exit_code=1, reason="failed")]
     ),
 )
-some_timings = st.builds(
-    Timing,
-    now_s=st.just(100.0),
-    closed_since_s=st.floats(0.0, 100.0),
-    enough_since_s=st.floats(0.0, 100.0),
-)
+seconds = st.floats(0.0, 100.0)
+some_timings = st.builds(Timing, now_s=st.just(100.0), closed_since_s=seconds, enough_since_s=seconds)
 
 
 @given(some_groups, who, st.sets(who), some_timings, st.integers(1, 3))

@@ -16,13 +16,7 @@ from elastic.events import ReplayDiffered
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.metrics import Rewound
 from elastic.observe.step_line import StepLine
-from elastic.proof.replay import (
-    FirstTime,
-    Replay,
-    ReplayCheck,
-    begin_replay,
-    first_times,
-)
+from elastic.proof.replay import FirstTime, Replay, ReplayCheck, begin_replay, first_times
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.train.state.restore import ResumePoint

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import run_records
+from gates import wait_for
 from payloads import bytes_of, hashes_of, payload_of
 from shown_generation import Rendezvous
 
@@ -221,7 +222,7 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(config, page, rendezv
 
 
 @pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
-def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, wait_until, dies, monkeypatch):
+def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, dies, monkeypatch):
     """A save in hand is lost, and says so; an offer that waits is the next uploader's."""
     monkeypatch.setattr(client, "RESTART_S", 0.0)
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
@@ -235,7 +236,7 @@ def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, w
     elif dies == "before it reads the offer":
         os.kill(process.pid, signal.SIGKILL)
     said = []
-    wait_until(lambda: said.append(process.revive()) or said[-1])
+    wait_for(lambda: said.append(process.revive()) or said[-1], "another uploader")
     assert said[-1] == "killed by SIGKILL"
     if dies == "in its save":
         slots.release_all()
@@ -263,14 +264,14 @@ def test_nothing_is_saved_in_another_runs_directory(config, tmp_path, slots):
     assert committed_steps(config) == [1]
 
 
-def test_another_state_of_a_committed_step_ends_all_saves(config, slots, capfd, wait_until):
+def test_another_state_of_a_committed_step_ends_all_saves(config, slots, capfd):
     """Another launch has committed step 7. The second offer, whose client leaves at once, is not
     heard of; the third one's client learns of it.
     """
     with in_thread(config, holds=False):
         assert state_of(hand_over(config, slots, 7)) is SaveState.COMMITTED
         hand_over(config, slots, 7, image_of(8)).close()
-        wait_until(lambda: len(told(config)) == 2)
+        wait_for(lambda: len(told(config)) == 2, "two saves")
         result = hand_over(config, slots, 8).wait(LIMIT_S)
         assert result.state is SaveState.DIFFERS
         assert "step 7 was already committed by generation 1 with another state" in result.reason

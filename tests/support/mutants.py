@@ -63,7 +63,7 @@ MUTANTS = (
     # Who takes part.
     Mutant("rendezvous/failure_detector.py", "counter in (last.counter, NO_HEARTBEAT)", "counter == last.counter", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/failure_detector.py", "is None or not counts else", "is None else", "pure/test_rendezvous.py"),
-    Mutant("system/silence.py", "min(elapsed_s, limit_s / POLLS_WITHIN_LIMIT)", "elapsed_s", "pure/test_silence.py"),
+    Mutant("system/silence.py", "min(elapsed_s, limit_s / POLLS_WITHIN_LIMIT)", "elapsed_s", "pure/test_hang_detector.py"),
     Mutant("rendezvous/membership.py", "*(waiting[name] for name in previous),\n", "", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/membership.py", "workers + node.nproc <= policy", "workers <= policy", "pure/test_rendezvous_transitions.py"),
     Mutant("rendezvous/transitions.py", "0 if step > group.high_step else group.restarts", "group.restarts", "pure/test_rendezvous_transitions.py"),

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
@@ -27,11 +28,8 @@ def payload_of(data: bytes, **beside: Any) -> bytes:
 def hashes_of(payload: bytes | bytearray | memoryview) -> Hashes:
     found = ImageHash(in_memory(payload), memoryview(payload).nbytes)
     run_all(found.tasks(), 1)
-    return Hashes(
-        digest=found.digest(),
-        sha256=found.parts_sha256(),
-        checksum=checksum.of_image(memoryview(payload)),
-    )
+    sums = checksum.of_image(memoryview(payload))
+    return Hashes(digest=found.digest(), sha256=found.parts_sha256(), checksum=sums)
 
 
 def bytes_of(store: Store, record: CommitRecord, clock: Clock) -> bytes:
@@ -74,12 +72,5 @@ def commit_payload(
     save = Save(run_id=run_id, step=step, generation=generation)
     limits = WriteLimits(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
     with in_memory_file(data) as payload:
-        return commit(
-            store,
-            payload,
-            save,
-            limits=limits,
-            clock=clock,
-            reached=reached,
-            hashed=lambda: hashes_of(data),
-        )
+        hashed = partial(hashes_of, data)
+        return commit(store, payload, save, limits=limits, clock=clock, reached=reached, hashed=hashed)

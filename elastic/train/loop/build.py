@@ -93,7 +93,7 @@ class StateTrace:
         """What the run says on its console stands in the next line."""
         self._notes.append(sentence)
 
-    def wants_drain(self, step: int) -> bool:
+    def drains(self, step: int) -> bool:
         """Whether the node is to leave after this step, exactly as if it were told to."""
         if step != self._request.leave_at:
             return False

@@ -13,7 +13,7 @@ its gradients were computed, with the state as it is then; a step that it leaves
 begun.
 
 A thread may run the body of a step for the thread that runs the script, which waits for it. If
-it takes the next step meanwhile, the open step has no gradients, and that is refused.
+that one takes the next step meanwhile, the open step has no gradients, and that is refused.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from elastic.train import refuse
 from elastic.train.loop import leaving
 from elastic.train.loop.build import LoopParts
 from elastic.train.loop.record import StepRecorder
-from elastic.train.loop.requests import is_first_audited, remaining, requests_of
+from elastic.train.loop.requests import act_on_requests, is_first_audited, requests_of
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
@@ -243,7 +243,7 @@ class Loop:
         self._of_steps.contract.end_step()
         step.fault_point("optimizer")
         saving.finish_copy()
-        requests = remaining(parts, self._agreement, step, outcome, self.last_step)
+        requests = act_on_requests(parts, self._agreement, step, outcome, self.last_step)
         info = self._recorder.record(step, outcome)
         is_last = step.number == self.last_step
         saved = SavedState(info=info, published=None)

@@ -26,7 +26,7 @@ LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step 
 def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
     output, page, checkpointing = parts.output, parts.page, saving.checkpointing
-    drain = page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
+    drain = page.drain or (parts.trace is not None and parts.trace.drains(number))
     at_once = drain and page.drains_at_once
     if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
@@ -58,10 +58,10 @@ def is_first_audited(parts: LoopParts, step: int) -> bool:
     return parts.groups.from_rank0(is_due)
 
 
-def remaining(
+def act_on_requests(
     parts: LoopParts, agreement: Agreement, step: Step, outcome: StepOutcome, last_step: int
 ) -> Requests:
-    """The requests that are granted after this step.
+    """Leave or compare evidence as they ask; returns what is left to do after this step.
 
     Raises SystemExit or RecipeNotExact where this step was done again and differs.
     """
@@ -75,7 +75,7 @@ def remaining(
             rehearsals.compared(done)
     elif again.closing:
         again.closing = 0
-        # The votes on the step before were part of this step's sum: every node keeps that state.
+        # The votes on the step before were part of this step's sum, and tell who keeps that state.
         if agreement.kept_step == number - 1:
             again.is_rehearsal &= not asked.drain
             is_left = again.leave(_evidence(parts, step, outcome))

@@ -94,8 +94,8 @@ class Restorer:
     def restore(self, again: Earlier = NOTHING) -> ResumePoint:
         """Load the newest state that loads.
 
-        again: the step that is to be done again, for which the state before it is loaded where both
-        are in memory.
+        again: the step that is to be done again, for which the state before it is loaded where it
+        is kept.
 
         A state that was just built is loaded as well, into the objects that hold it: what a load
         does to them is then the same in all generations.

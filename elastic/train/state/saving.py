@@ -4,8 +4,8 @@ A snapshot is a copy in the node's memory; a vote is this rank's checksum of the
 others compare with theirs (agreement.py); a checkpoint is what the uploader makes of an agreed
 snapshot, beside training. It does not decide when any of them is due: rank 0 does, for all ranks.
 
-One save is under way at a time; the next waits for its result, unless it is a final one: a save
-keeps its slot from being written, and of three slots only one can be spared. A failed save is
+One save is under way at a time, since it keeps its slot from being written and of three slots only
+one can be spared; the next one waits for its result, unless it is a final one. A failed save is
 reported and never stops training; a step that was committed with another state before ends the run.
 The uploader tries calls of the storage again; a final save is offered FINAL_TRIES times.
 """
@@ -166,7 +166,7 @@ class Checkpointing:
     """Rank 0's end of the saves: when one is due, what the uploader has, and what became of it."""
 
     def __init__(self, link: AgentLink, clock: Clock, log: EventLog, resumed: ResumePoint) -> None:
-        self.digest = ""  # of the state that was committed last
+        self.digest = ""  # of the state whose commit was waited for last
         self._uploader, self._every = link.uploader, link.options.save_every
         self._clock, self._log = clock, log
         self._resumed_from = resumed.step if resumed.source == "checkpoint" else None

@@ -3,8 +3,8 @@
 Local rank 0 writes the node's snapshot, for all workers of the node. The memory is the agent's and
 outlives the workers; without an agent it is this process's own. From host memory the copy completes
 before the step's number is on the control page. From a GPU it overlaps the next step, and completes
-before that step's number is. It does not make a state durable: the uploader makes checkpoints of
-snapshots.
+before the number of that one is there. It does not make a state durable: the uploader makes
+checkpoints of snapshots.
 """
 
 from collections.abc import Callable

@@ -94,7 +94,7 @@ class Contract:
         self._loose: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []  # all
         self._flags: list[bool] = []  # which of them require a gradient
-        # Of held parameters, by id. In no other one: the gradient is of the recipe's own hand.
+        # Of held parameters, by id. A gradient in none of these is the recipe's own.
         self._held_names: set[int] = set()
         self._given: dict[int, int] = {}  # the version when a backward gave the newest gradient
         self._used: set[int] = set()  # an optimizer has used it
