@@ -153,7 +153,7 @@ class Bench:
         began_s = time.perf_counter()
         checksum = image.copy_into(self.layout, self.slots.body(slot))
         took_s = time.perf_counter() - began_s
-        info = SnapshotInfo(step=step, epoch=0, generation=1, checksum=checksum)
+        info = SnapshotInfo(step=step, generation=1, checksum=checksum)
         return self.slots.publish(slot, size_bytes=self.layout.size_bytes, info=info), took_s
 
     def _write_plainly(self, path: Path, snapshot: Snapshot) -> None:

@@ -96,7 +96,11 @@ def run_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _looking() -> Iterator[None]:
-    """A store that does not answer is no finding: that is what 1 means for `diff` and `verify`."""
+    """A store that does not answer is no finding: that is what 1 means for `diff` and `verify`.
+
+    Ctrl-C ends it with what it has begun, such as a half of a file.
+    """
+    command_end.raise_from_here()
     try:
         yield
     except StoreFailed as error:
@@ -156,7 +160,6 @@ def watch(words: _Words) -> int:
     """Where a run stands, live, in a terminal."""
     from elastic.report.live import watch
 
-    command_end.raise_from_here()
     with _looking():
         return watch(words.run, once=words.once)
 
@@ -194,7 +197,7 @@ def clean(words: _Words) -> int:
         print(f"remove these {len(files)} files, {total:,} bytes in all? [y/N] ", end="", flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
-    if not words.yes and not words.json and not sys.stdin.isatty():
+    if not words.yes and not words.json and not (sys.stdin and sys.stdin.isatty()):
         raise UsageError(
             "expected a terminal to ask on, found none; give --yes, or --json for the list alone"
         )

@@ -5,8 +5,7 @@ ElasticError
 │   └─ StateNotSavable   the recipe's: an entry of its state cannot be saved without pickle
 ├─ StatesDiffer          ranks hold different training states: the steps since the last agreed state
 │                        are done again, without a restart; that shows whose fault it is
-├─ MachineFault          a machine computed something else than another one: as StatesDiffer, and
-│                        the node is known, and named
+│   └─ MachineFault      a machine computed something else than another one: the node is named
 ├─ RecipeNotExact        the recipe's: its result depends on more than its inputs; exit 1 at once
 ├─ ReplayDiffers         a step that was done again gave another result: because of the recipe, a
 │                        change, or a machine; exit 1 at once, and the user decides

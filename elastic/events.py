@@ -276,7 +276,7 @@ class SnapshotInterval(Event):
 
 
 class SnapshotRejected(Event):
-    """A snapshot is not used: nodes hold different ones, or restoring it brought no new step."""
+    """A snapshot is not used: nodes hold different ones, or it was damaged."""
 
     step: int
     reason: str

@@ -1,10 +1,9 @@
 """What an agent does next is a function of one observation of its workers, group and signals.
 
 `RULES` is that function, as data: the first rule whose condition holds decides, and the last one
-always holds. A node that leaves reports no failure that a restart may mend: it leaves in place of
-that. An agent evaluates it many times a second. This module does not act (agent.py and
-generation.py do), does not read a clock, and does not count restarts, which the group's shared
-state does.
+always holds. A node that leaves does not report a failure that a restart may mend; it just leaves.
+An agent evaluates it many times a second. This module does not act (agent.py and generation.py do),
+does not read a clock, and does not count restarts, which the group's shared state does.
 """
 
 from collections.abc import Callable

@@ -4,8 +4,8 @@ A command on a run that has ended well trains nothing, and says how to go on fro
 the recipe asks for now is not known then: only its workers find out, and none is started.
 
 The exit code is that for interrupted only where a checkpoint holds the last step that was trained,
-or none was trained, or none on this node while others go on. A checkpoint of that step with another
-state does not count.
+or none was trained, or none on this node while others go on, or where a group that gave up lost it
+with its nodes. A checkpoint of that step with another state does not count.
 """
 
 import os

@@ -3,8 +3,8 @@
 decide.py chooses the action; a reason arrives here as text, for people. Before a failure ends the
 run, `fail` waits for as long as it takes to find a dead node, whose death may be the cause. A
 change of the group takes a few calls to the backend, and more where other nodes write at the same
-moment; a backend that does not answer delays an action by the limit of a call, and once the node is
-to leave, by the share of its task at most.
+moment; a silent backend delays an action by one call's limit; of a node that leaves, by its task's
+share at most.
 """
 
 from elastic.agent.decide import LIBRARY_FINAL_CODES

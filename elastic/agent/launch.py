@@ -58,9 +58,9 @@ def launch(options: Options, spawner: Spawner, monitors: Sequence[Monitor], page
     """Run this node's part of the run; returns the exit code.
 
     The caller has checked what it takes no torch to check. spawner: its fork server imports
-    meanwhile. monitors: watch the agent. page: of the supervisor.
-    Raises UsageError, before anything is written unless the uploader finds the mistake: it starts
-    last. Raises RendezvousTimeout when the backend does not answer within --rdzv-timeout.
+    meanwhile. monitors: watch the agent. page: of the supervisor. Raises UsageError; after `claim`
+    the directory is this run's. Raises RendezvousTimeout when the backend does not answer within
+    --rdzv-timeout.
     """
     run = RunDir.parse(options.run_dir)
     nproc = (spawner.count_gpus() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node

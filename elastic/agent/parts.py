@@ -31,7 +31,7 @@ from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.untrusted import printable
-from elastic.uploader.client import UploaderProcess
+from elastic.uploader.client import DIED, UploaderProcess
 
 GROUP_POLL_S = 0.025
 # Above the usual turn: a request to an object store that hangs ends before.
@@ -172,10 +172,7 @@ class AgentParts:
         self.health.turn()
         if reason := self.uploader.revive():
             self.memory.release_leases()
-            self.console.print_line(
-                f"the uploader died ({reason}) and is started again; a save in progress is lost, training goes on. Does it come again?"
-                " Look at this machine's memory"
-            )
+            self.console.print_line(DIED.format(reason=reason))
             self.log.record(UploaderDied(reason=reason))
 
     def note_commit(self) -> None:

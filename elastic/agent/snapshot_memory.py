@@ -87,7 +87,7 @@ class SnapshotMemory:
         """Put the memory's descriptor on the control page, and try what was refused once more."""
         self._page.slots_fd = None if self.slots is None else self.slots.fd
         self._page.refused_bytes = 0
-        # What ended workers asked for does not replace the slots that new ones are about to open.
+        # Slots that ended workers asked for must not replace those that new ones are about to open.
         self._created = self._created if self.slots is None else None
 
     def poll(self) -> None:

@@ -273,9 +273,8 @@ class Process:
         Processes die with the server: all of them have exited, or are about to, once it has.
         """
         self.spawner.receive()
-        return self.spawner.exit_codes.get(
-            self.pid, None if self.spawner.exit_code is None else -signal.SIGKILL
-        )
+        otherwise = None if self.spawner.exit_code is None else -signal.SIGKILL
+        return self.spawner.exit_codes.get(self.pid, otherwise)
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:

@@ -10,7 +10,6 @@ change them together.
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -32,6 +31,7 @@ from elastic.check.runs import LIMIT_S, Ended, none_outlives, run
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
 from elastic.proof.evidence import Evidence, TraceLine, differences
+from elastic.system.files import scratch_folder
 from elastic.system.untrusted import printable
 
 _LOGGED = "step.log("  # how the entry of a logged value begins
@@ -81,7 +81,7 @@ class Checked:
 
     notes: what the calm run said that is exact and perhaps not meant. ignored: names of logged
     values that differ between two equal commands. not_compared: what the check says nothing about.
-    cause: what usually makes the last proof differ, None where its failure says it, or none does.
+    cause: what usually makes the last proof differ, None unless it differs.
     error: why nothing was compared, or no more, None where all was.
     """
 
@@ -104,16 +104,15 @@ def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
     Raises UsageError or RecipeFailed where the calm run by one worker does not come through. In any
     case its processes and its folder are gone.
     """
-    temporary = tempfile.TemporaryDirectory(prefix="elastic-check-", ignore_cleanup_errors=True)
     # Left in the opposite order: the processes go before their folder.
-    with temporary as folder, none_outlives():
-        calm = _calm(options, Path(folder))
+    with scratch_folder("check-") as folder, none_outlives():
+        calm = _calm(options, folder)
         steps, of_run = calm.lines[-1].step, _steps_of_run(calm)
         note = f"the first {steps} of {of_run} steps, with which the others are compared"
         if calm.stopped is not None:
             note = f"all {steps} steps, after which the recipe ends the run ({calm.stopped})"
         tell(Proof(proof=CALM, workers=1, result=Result.EXACT, seconds=calm.seconds, note=note))
-        return _prove(options, Path(folder), tell, calm)
+        return _prove(options, folder, tell, calm)
 
 
 def _calm(options: CheckOptions, root: Path) -> Ended:

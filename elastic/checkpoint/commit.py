@@ -66,14 +66,13 @@ class WriteLimits:
 class Committed:
     """`record` is in the store.
 
-    `is_ours` is False when another writer had committed this step before; `reason` says so in
-    words. `differs`: it had another state, so that one of the two is wrong.
+    `is_ours` is False when another writer had committed this step before. `difference`: it had
+    another state, so that one of the two is wrong, in words.
     """
 
     record: CommitRecord
     is_ours: bool
-    reason: str
-    differs: bool = False
+    difference: str
 
 
 def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
@@ -226,13 +225,9 @@ class _Write:
 
 
 def _committed(ours: CommitRecord, other: CommitRecord | None) -> Committed:
-    if other is None:
-        return Committed(record=ours, is_ours=True, reason="committed")
-    if other.digest == ours.digest:
-        return Committed(
-            record=other, is_ours=False, reason=f"already committed by generation {other.generation}"
-        )
-    return Committed(record=other, is_ours=False, reason=other_state_text(other), differs=True)
+    found = ours if other is None else other
+    difference = "" if found.digest == ours.digest else other_state_text(found)
+    return Committed(record=found, is_ours=other is None, difference=difference)
 
 
 def other_state_text(found: CommitRecord) -> str:

@@ -66,7 +66,7 @@ class Hashes:
 class CommitRecord(Save):
     """A save whose payload is stored; `digest`, `sha256` and `checksum` are those of `Hashes`.
 
-    `attempt` is another one for each writer. `created` is in seconds since 1970, for people.
+    `attempt` is another one for each save. `created` is in seconds since 1970, for people.
     """
 
     format: Annotated[int, exactly(FORMAT)]

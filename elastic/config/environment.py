@@ -39,7 +39,7 @@ SPAWN, MODULES = ".spawn", ".modules"
 WITHOUT_AGENT = Options(recipe="", run_dir="", snapshot_every=Every(kind="off"), rehearse=Every(kind="off"))
 
 # Large pages; and memory that is freed at the end of the heap stays the process's, up to 256 MiB,
-# and arrays up to 32 MiB lie in the heap: as far as glibc moves its own thresholds.
+# and arrays up to 32 MiB lie in the heap: glibc's own upper limits.
 MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
 HASH_SEED = "PYTHONHASHSEED"
 

@@ -13,7 +13,6 @@ named after the URL and a hash of it, and uploads them in parts (observe/upload_
 import hashlib
 import re
 from dataclasses import dataclass
-from os.path import realpath
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -55,7 +54,7 @@ class RunDir:
             text = text.removeprefix("file://")
         if "://" not in text:
             # Only a name that names the folder itself can be renamed (--fresh).
-            path = Path(realpath(text)) if ".." in Path(text).parts else Path(text).absolute()
+            path = Path(text).resolve() if ".." in Path(text).parts else Path(text).absolute()
             return RunDir(url=str(path), local=path)
         url = text.rstrip("/")
         # Two URLs may have the same name here: s3://b/x/y and s3://b/x-y.

@@ -1,8 +1,7 @@
 """A fault plan is a list of faults, and its text is read as these values or refused with a reason.
 
-A place is reached at most once in a generation; a fault is injected once in a run, however often
-its place is reached again because steps are replayed. Kills at random intervals are the exception:
-they are repeated.
+A fault is injected once in a run, however often its place is reached, by shards or in replays.
+Kills at random intervals are the exception: they are repeated.
 
 One fault a line, or several separated by semicolons; `#` begins a comment. docs/faults.md explains
 the places and the actions, which `_FORMS` lists.
@@ -101,7 +100,7 @@ class Action:
 class Fault:
     """One fault of a plan.
 
-    `text` is the line as the user wrote it: events quote it, and its claim is named after it.
+    `text` is the fault in words: events quote it, and its claim is named after it.
     """
 
     text: str

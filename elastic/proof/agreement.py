@@ -161,6 +161,10 @@ class Agreement:
         """Whether this step must be compared because it is done again."""
         return self.known is not None and step <= self.known.step
 
+    def lacks(self, step: int) -> bool:
+        """Whether no vote of this step was added, which later changes of the state do not touch."""
+        return self.step < step and self._vote is None and self._live is None
+
     def add(self, step: int, checksum: str | LiveChecksum) -> None:
         """Vote: the state after `step` has this checksum. Every rank adds one of the same step."""
         if isinstance(checksum, LiveChecksum):

@@ -10,8 +10,8 @@ that another world size would not have given.
 It happens before the sums are assigned, so before the parameters are updated, and leaves random
 streams, buffers, modes and `.grad` as they were. What the function leaves elsewhere, such as a
 count in an attribute, stays as the second computation leaves it. It does not look at sums that no
-backward follows, nor at the optimizer. In the third computation, which only tells a machine from a
-recipe, functions of earlier sums of the step see the variables of the loop as they are by then.
+backward follows, nor at the optimizer. A third computation tells a machine from a recipe; in it,
+functions of earlier sums of the step see the loop's variables as they are by then.
 """
 
 from collections.abc import Callable, Iterator

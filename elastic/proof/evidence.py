@@ -1,7 +1,7 @@
 """What a computation left behind, in one form: two of them are equal if their evidence is.
 
 Evidence is compared of the states of ranks (agreement.py), a shard that two ranks computed
-(audit.py), a step that was done again (step_again.py), and the steps of two runs (check/runs.py).
+(audit.py), a step that was done again (step_again.py), and the steps of two runs (check/check.py).
 `differences` names what differs. Entries stand in the order in which they are computed: the first
 of them that differs is the nearest to the cause.
 """
@@ -43,7 +43,7 @@ def differences(*found: Evidence) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedStep:
-    """A step as one generation computed it, the same on every rank but for `variables`.
+    """A step as one generation computed it, the same on every rank but for `wall_s`.
 
     wall_s: when it had ended, in seconds since 1970. variables: what the recipe's own variables
     held then (variables.py). unsteady: those that were not the same on all ranks.

@@ -65,9 +65,8 @@ class Collected:
 
     def end(self, groups: ProcessGroups, loss: float, state: FlatState) -> Evidence:
         """Of the step, on every rank: votes tell where another rank has others. Raises PeerLost."""
-        losses = {
-            name: value for of_rank in groups.all_gather(self.losses) for name, value in of_rank.items()
-        }
+        of_ranks = groups.all_gather(self.losses)
+        losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
         in_order = sorted(losses, key=lambda name: (len(name), name))
         entries = {name: losses[name] for name in in_order} | {LOSS: loss.hex()} | self.gradients
         entries |= {f"the State's {name}": value for name, value in state_evidence(state).entries.items()}
@@ -134,7 +133,7 @@ class StepAgain:
         self.collected.begin(self.earlier.step)
 
     def close_after(self, step: int, *, is_rehearsal: bool, is_dealt_anew: bool) -> None:
-        """is_dealt_anew: of rank 0, which knows it."""
+        """is_dealt_anew: known on rank 0 alone; False elsewhere."""
         self.closing, self.is_rehearsal, self.is_dealt_anew = step, is_rehearsal, is_dealt_anew
         self.collected.begin(step)
 

@@ -8,9 +8,8 @@ the four computations agree, and the rank of the fourth is named. A recipe that 
 between two calls, or that depends on the rank, goes on doing so, and no three agree.
 
 It cannot tell a recipe from a machine that errs at every computation alike: that one looks like
-code that depends on the rank, and the sentence says so. And what a recipe does only at its very
-first call looks like a machine's error, until the step is done again and differs again, or until it
-comes again as many steps after a beginning: then the sentence says that it may be either.
+code that depends on the rank, and the sentence says so. What a recipe does only at its first call
+looks like a machine's error until it comes again: then the sentence says that it may be either.
 """
 
 import enum

@@ -78,6 +78,7 @@ class Bucket:
         self._flat: Tensor | None = None
         self._views: dict[int, Tensor] = {}  # of that
         self._is_second = False  # inside the second shard of a pair
+        self._left: tuple[Tensor, int] | None = None  # where `.grad` points, and its version then
 
     def begin_pair(self) -> None:
         """Take a vector for the next pair of shards. `.grad = None` until a gradient comes."""
@@ -87,6 +88,9 @@ class Bucket:
         self._flat, self._views = vector.flat, vector.views
 
     def begin_shard(self, *, is_second: bool) -> None:
+        """Raises UsageError where the function has changed the gradients of the shards before."""
+        if self._left is not None and self._left[0]._version != self._left[1]:  # noqa: SLF001 - autograd's count
+            self._refuse(self.parameters[0])
         self.missing = set(self.ids)
         self._is_second = is_second
 
@@ -136,7 +140,7 @@ class Bucket:
         if parameter.grad is None and not parameter.requires_grad:
             raise UsageError(left_changed([name], is_frozen=True))
         raise UsageError(
-            f"expected the gradient of {name} to stay in .grad until all shards are summed, found it taken away by zero_grad(), a hook or an optimizer "
+            f"expected the gradient of {name} to stay in .grad until all shards are summed, found it changed or taken by zero_grad(), a hook or an optimizer "
             "in the function; call these in the loop's body, after backward"
         )
 
@@ -157,6 +161,8 @@ class Bucket:
                         "out of the loop: copy the numbers, under torch.no_grad()"
                     )
                 parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
+        if self._flat is not None:
+            self._left = self._flat, self._flat._version  # noqa: SLF001
 
     def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
         """The vector holds the sum of these shards: hand it to the stack.
@@ -173,7 +179,7 @@ class Bucket:
     def recycle(self) -> None:
         """Take back the vectors of the last step, whose gradients are not needed any more."""
         self._free += self.stack.parts.values()
-        self.stack = Stack(self._add)
+        self.stack, self._left = Stack(self._add), None
 
     def _free_vector(self) -> _Vector:
         """A vector to which nothing else refers: the recipe may have kept an earlier gradient."""

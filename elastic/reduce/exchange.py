@@ -98,15 +98,14 @@ class Exchange:
         device = form.device
         if self._is_gloo and device.type != "cpu":  # gloo sends from and receives into host memory
             parts = {block: part.cpu() for block, part in parts.items()}
+        if not self._are_halves:
+            return self._by_chunks(parts, what).to(device)
+        (total,) = parts.values()
         with peers_may_die(what):
-            if self._are_halves:
-                (total,) = parts.values()
-                dist.all_reduce(total, group=self._group)
-            else:
-                total = self._by_chunks(parts)
+            dist.all_reduce(total, group=self._group)
         return total.to(device)
 
-    def _by_chunks(self, parts: dict[Block, Tensor]) -> Tensor:
+    def _by_chunks(self, parts: dict[Block, Tensor], what: str) -> Tensor:
         """Each rank receives its chunk of all blocks and folds it; then all gather the chunks.
 
         The vector is cut into W chunks of equal length, the last one padded with zeros. Padding
@@ -124,13 +123,9 @@ class Exchange:
             send = torch.cat([each.view(self.world_size, chunk) for each in padded], 1).view(-1)
         counts = [len(of_rank) for of_rank in self._blocks]
         receive = send.new_empty(sum(counts) * chunk)
-        dist.all_to_all_single(
-            receive,
-            send,
-            [count * chunk for count in counts],
-            [len(mine) * chunk] * self.world_size,
-            group=self._group,
-        )
+        received, sent = [count * chunk for count in counts], [len(mine) * chunk] * self.world_size
+        with peers_may_die(what):
+            dist.all_to_all_single(receive, send, received, sent, group=self._group)
         every = [block for of_rank in self._blocks for block in of_rank]
         root = fold(dict(zip(every, torch.split(receive, chunk), strict=True)), self.shards, Tensor.add_)
         gathered = send[: chunk * self.world_size]  # all of it has been sent

@@ -94,9 +94,8 @@ def config_of(run: RunDir, place: Place) -> RendezvousConfig:
     if place.kind != ALONE:
         kind = cast("Kind", place.kind)
         return RendezvousConfig(kind=kind, endpoint=place.endpoint or run.rendezvous_url, group=place.group)
-    return RendezvousConfig(
-        kind="objects" if run.is_remote else "dir", endpoint=f"{run.url}/{PLACE}", group=""
-    )
+    endpoint = f"{run.url}/{PLACE}"
+    return RendezvousConfig(kind="objects" if run.is_remote else "dir", endpoint=endpoint, group="")
 
 
 def beats_at(run: RunDir, place: Place) -> Beats:

@@ -328,9 +328,8 @@ def withdraw(group: Group, node_id: str, *, alive: AbstractSet[str], is_shared: 
 def leave(group: Group, node_id: str) -> Group:
     """Remove `node_id` for good. An open generation that it is in is closed."""
     if node_id in group.member_ids:
-        closed = close(
-            group, generation=group.generation, cause=NODE_LEFT, step=0, counts=False, failure=None
-        )
+        number = group.generation
+        closed = close(group, generation=number, cause=NODE_LEFT, step=0, counts=False, failure=None)
         members = tuple(node for node in closed.members if node.id != node_id)
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:
@@ -346,9 +345,8 @@ def done(group: Group, *, generation: int, node_id: str) -> Group:
     reported_done = replace(group, done=(*group.done, node_id))
     if group.member_ids - set(reported_done.done):
         return reported_done
-    return end(
-        reported_done, generation=generation, run_end=RunEnd(exit_code=EXIT_COMPLETE, reason="complete")
-    )
+    run_end = RunEnd(exit_code=EXIT_COMPLETE, reason="complete")
+    return end(reported_done, generation=generation, run_end=run_end)
 
 
 def report_commit(group: Group, step: int) -> Group:

@@ -26,7 +26,6 @@ from elastic.report.http_server import Answer, HttpServer
 from elastic.report.page import page_of
 from elastic.report.tables import facts_table
 from elastic.report.views import RunSource
-from elastic.system import command_end
 from elastic.system.clock import SystemClock, time_of_day
 from elastic.system.untrusted import printable
 
@@ -85,7 +84,6 @@ def serve(name: str, address: ListenAddress) -> int:
     is not free.
     """
     run = RunDir.parse(name)
-    command_end.raise_from_here()
     os.nice(_NICENESS)
     source = RunSource(run, SystemClock(), MOST_POINTS)
     source.view()  # a mistake in the name of the run is told here, and not in the browser

@@ -18,7 +18,7 @@ A payload in storage has a sha256 of its parts besides (image_hash.py), because 
 written by anyone.
 
 Checksums are sums of 64-bit words: one pass at the speed of memory, where sha256 would cost a tenth
-of a step. Each of some 64 stretches is summed by itself, so that parts that changed places are
+of a step. Each stretch is summed by itself, so that parts that changed places are
 noticed. It imports no torch: the uploader uses it too.
 """
 

@@ -101,7 +101,7 @@ class LiveChecksum:
             elif offset >= self._partial_at:
                 self._partial_there.append((offset, device_bytes(tensor).clone()))
             else:
-                pieces = found.pieces(offset, _words_there(tensor))
+                pieces = found.pieces(offset, words_there(tensor))
                 self._sums += [(at, piece.view(torch.int64).sum()) for at, piece in pieces]
 
     def hexdigest(self) -> str:
@@ -140,7 +140,7 @@ class LiveChecksum:
                 self._copy[at : at + piece.nbytes] = piece
 
 
-def _words_there(tensor: Tensor) -> Tensor:
+def words_there(tensor: Tensor) -> Tensor:
     """The same, in memory that can be seen as 64-bit words."""
     found = device_bytes(tensor)
     return found.clone() if found.storage_offset() % WORD_BYTES else found

@@ -182,6 +182,8 @@ def _parts_of(header: Header) -> tuple[_Part, ...]:
     for _, _, first in places:
         entry = header.entries[first]
         about = f"{DTYPES[entry.dtype][0]} {list(entry.shape)}\n"
-        hashes = tuple(hashlib.sha256(f"{name} {about}".encode()) for name in names[first])
+        hashes = tuple(
+            hashlib.sha256(f"{name} {about}".encode(errors="surrogatepass")) for name in names[first]
+        )
         found.append(_Part(entry=entry, names=tuple(names[first]), hashes=hashes))
     return tuple(found)

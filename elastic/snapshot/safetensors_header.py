@@ -81,10 +81,7 @@ def parse(image: Buffer, size_bytes: int | None = None) -> Header:
         for name, first in ties.items():
             if name in entries or first not in entries:
                 raise ValueError(f"{name!r} is tied to {first!r}, which cannot be")
-        # Absent where all are row-major.
-        strides = {
-            name: _strides(entries[name], of) for name, of in json.loads(metadata.get(STRIDES, "{}")).items()
-        }
+        strides = {name: _strides(entries[name], of) for name, of in json.loads(metadata[STRIDES]).items()}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     return Header(entries=entries, ties=ties, strides=strides, document=document)

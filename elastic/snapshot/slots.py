@@ -47,11 +47,10 @@ class SnapshotInfo:
 
     chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. line:
     the step's line of the metrics, None if it did not fit. data: what the run is trained on, as the
-    JSON of data/record.py; empty before that was recorded.
+    JSON of data/record.py; empty before that was recorded, and where it did not fit.
     """
 
     step: int
-    epoch: int
     generation: int
     chain: str = ""
     checksum: str = ""
@@ -210,17 +209,11 @@ class SnapshotSlots:
         return slot
 
     def publish(self, slot: int, *, size_bytes: int, info: SnapshotInfo) -> Snapshot:
-        """Make the first `size_bytes` of the body the newest snapshot.
-
-        Raises ValueError when `info` does not fit, even without its line and its data.
-        """
+        """Make the first `size_bytes` of the body the newest snapshot."""
         seq, text = self._word(slot, _SEQ), info.to_json()
         assert seq % 2 == 1, "only a slot that begin() gave out is published"
         assert 0 < size_bytes <= self.capacity_bytes
-        if len(text) > INFO_LIMIT_BYTES:
-            raise ValueError(
-                f"expected at most {INFO_LIMIT_BYTES} bytes in the header of a snapshot, found {len(text)}"
-            )
+        assert len(text) <= INFO_LIMIT_BYTES
         at = self._header(slot) + _HEADER_WORDS * WORD_BYTES
         self._bytes[at : at + len(text)] = text
         self._set(slot, _SIZE, size_bytes)

@@ -144,8 +144,7 @@ def reading(call: Callable[[], Answer], clock: Clock, until_s: float = inf) -> A
 def read_small(store: Store, name: str, clock: Clock, until_s: float = inf) -> bytes | None:
     """A small object, None when there is none.
 
-    One above SMALL_LIMIT_BYTES is cut just after the limit, so that its length shows that it is too
-    large.
+    Of one above SMALL_LIMIT_BYTES no further chunk is read; its length shows that it is too large.
     """
 
     def whole() -> bytes:

@@ -40,9 +40,7 @@ def end_at_once() -> None:
 
 
 def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
-    """On these signals from now on, for a command that trains; unless this process ignores one, as
-    `nohup` has it ignore SIGHUP.
-    """
+    """Also on these signals, unless ignored, as SIGHUP is under `nohup`."""
     for number in numbers:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)

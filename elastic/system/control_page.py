@@ -2,8 +2,8 @@
 
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
 Agent and workers write the drain request; the agent, how it is meant, where the memory for
-snapshots is, and for what size there is none; workers all else. The page vanishes with the agent.
-It needs Linux (memfd, /proc).
+snapshots is, and for what size there is none; workers all else, but for `is_settled`, which both
+write. The page vanishes with the agent. It needs Linux (memfd, /proc).
 """
 
 import mmap
@@ -40,8 +40,8 @@ class _Word(Generic[T]):
 
 
 class ControlPage:
-    """drain: the agent asks its workers for a drain. drains_at_once: without another step, for a
-    group that would compare it. rehearses: the workers ended to be started anew, for no other
+    """drain: the agent asks its workers for a drain. drains_at_once: without the further step that
+    the next group would compare. rehearses: the workers ended to be started anew, for no other
     reason.
 
     wanted_bytes: the size of a snapshot slot that the workers ask for. refused_bytes: the last such

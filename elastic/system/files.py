@@ -100,7 +100,7 @@ def new_file(
     replaces: in place of what had the name. Otherwise FileExistsError is raised where it is taken
     by then: the name is given by a hard link, which appears whole and fails if the name is taken,
     where a rename would replace. fsync: the file survives a power cut from then on. draft: its name
-    before, a new one in the same folder; a crash may leave it behind. Raises NoHardLinks, or
+    until then, unused, in the same folder; a crash may leave it behind. Raises NoHardLinks, or
     OSError.
     """
     with _draft(path, draft) as written:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -59,7 +60,8 @@ def handle_signal(number: signal.Signals, handler: Callable[[int, FrameType | No
 
 
 def end(code: int) -> NoReturn:
-    """End a child without finalizing what its parent's threads use; it has copies without them."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """End this process without finalizing what other threads use, of which a child has none."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # the script has closed it
+            stream.flush()
     os._exit(code)

@@ -27,7 +27,7 @@ class AppendedFile:
     """JSON lines of one writer; the file appears with the first.
 
     Lines that the disk does not take wait in memory, in their order, WAITING_BYTES at most. Each
-    later call tries again, and so does the exit of the process. That is said once, and ends
+    later call tries again, and so does a clean exit of a worker. That is said once, and ends
     nothing.
     """
 
@@ -110,8 +110,8 @@ class AppendedFile:
 
 class GrowingFile:
     def __init__(self, path: Path, *, read_bytes: int = LINE_LIMIT_BYTES) -> None:
-        """One read takes at most `read_bytes`; of a line that is longer, with its end, the end
-        alone comes, as a line.
+        """One read takes at most `read_bytes`; of a longer line, only its
+        end comes.
         """
         self.path = path
         self._read_bytes = read_bytes

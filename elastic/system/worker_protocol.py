@@ -64,7 +64,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A worker has exited, and what it left in its session was killed; sent at any time, also
+    """A worker has exited, and what it left in its process group was killed; sent at any time, also
     between a request and its answer.
     """
 

@@ -35,9 +35,8 @@ class FakeStore:
 
     def list(self) -> list[StoredObject]:
         self.before("list", "")
-        entries = [
-            StoredObject(name=name, size_bytes=len(data)) for name, data in sorted(self.objects.items())
-        ]
+        objects = sorted(self.objects.items())
+        entries = [StoredObject(name=name, size_bytes=len(data)) for name, data in objects]
         self.after("list", "")
         return entries
 

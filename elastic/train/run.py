@@ -152,12 +152,12 @@ class Run:
         numbers exactly; a tensor without dimensions comes back as a number. batch_size: by default
         the size of a shard; another one may give other last digits. workers, collate: as in `data`.
 
-        Put modules into evaluation mode yourself. The modules of the state, and others that the
-        function uses, end with the buffers that they had, so BatchNorm in training mode changes no
-        average. Random numbers are keyed by the batch and the sample, and the generators go on as
-        if nothing had been drawn. Raises UsageError inside the function of a step's sum, and for
-        values that cannot be added. One batch of each rank is computed a second time, on another
-        rank where there is one: RecipeNotExact where its samples or its sums are then other ones.
+        Put modules into evaluation mode yourself. From `run.steps` on, the State's modules end with
+        the buffers that they had, so BatchNorm in training mode changes no average. Random numbers
+        are keyed by the batch and the sample, and the generators go on as if nothing had been
+        drawn. Raises UsageError inside the function of a step's sum, and for values that cannot be
+        added. One batch of each rank is computed a second time, on another rank where there is one:
+        RecipeNotExact where its samples or its sums are then other ones.
         """
         ours, loop = self._worker.identity, self._loop_in_step
         self._worker.step_functions.refuse_inside("run.evaluate")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -213,10 +214,15 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     config = UploaderConfig(
         run_url=run.url, scratch=str(scratch), run_id=ours.run_id, node=node, keep=3, uid=uid
     )
+    for each in _at_end, _at_ctrl_c:
+        each.append(remove)
     uploader = UploaderProcess.start(config)
-    _at_end.extend(
-        (remove, partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))
-    )
-    _at_ctrl_c.extend((remove, partial(uploader.stop, 0.0)))
+    _at_end.append(partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))
+    _at_ctrl_c.append(partial(uploader.stop, 0.0))
+    ended, report = threading.Event(), partial(print, flush=True)
+    watch = threading.Thread(target=uploader.revive_until, args=(ended, report), daemon=True)
+    watch.start()
+    for each in _at_end, _at_ctrl_c:
+        each.extend((watch.join, ended.set))
     os.register_at_fork(after_in_child=uploader.release)
     return uploader.socket_path

@@ -2,7 +2,7 @@
 
 The snapshot's slot is leased to the uploader while it is saved. It does not promise that the
 snapshot is saved: a save that fails, or whose uploader dies, has a result that says so. An uploader
-that dies is started again for as long as its owner lives, and finds the offers that wait.
+that dies is started again by its owner, and finds the offers that wait.
 """
 
 import json
@@ -11,6 +11,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,6 +31,10 @@ OFFER_S = 1.0
 SAY_AFTER_S = 1.0
 POLL_S = 0.1
 RESTART_S = 2.0  # between two starts, where an uploader dies at once
+DIED = (
+    "the uploader died ({reason}) and is started again; a save in progress is lost, training goes on. Does it come again?"
+    " Look at this machine's memory"
+)
 _CLOCK = SystemClock()
 
 
@@ -136,6 +141,12 @@ class UploaderProcess:
             # No memory or no process left: the moment in which an uploader is likely to be killed.
             reason = f"{reason}; it cannot be started: {error}"
         return reason
+
+    def revive_until(self, ended: threading.Event, report: Callable[[str], None]) -> None:
+        """Without an agent, which does so in its turns: for a thread of its own."""
+        while not ended.wait(RESTART_S):
+            if reason := self.revive():
+                report(DIED.format(reason=reason))
 
     @property
     def socket_path(self) -> str:

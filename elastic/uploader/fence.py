@@ -14,9 +14,9 @@ of the two writes, and an eventfd that says only that there is a question:
     COMMITS    uploader   how many it has committed
 
 The uploader trusts only a number that was read after it asked. So a machine that was suspended, and
-wakes up, cannot pass an old number to a save. There are two exceptions, in which the newest state
-must be saved all the same. The agent is dead; or its last try failed, because the rendezvous is out
-of reach and its host may be dead. Then the last number counts. An agent that lives and does not
+wakes up, cannot pass an old number to a save. Where the agent is dead, or its last try failed (the
+rendezvous and its host may be gone), the last number counts: the newest state must be saved all the
+same. An agent that lives and does not
 answer, because it is stopped, stops the save.
 
 It does not promise that no newer generation begins after the answer. A save that passes too late

@@ -78,7 +78,7 @@ class SaveState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """How the save of `step` ended, with a `reason` for people.
+    """How the save of `step` ended; `reason`: why not well, for people.
 
     `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
     checkpoint; a committed one of another owner was committed by another writer before. `seconds`
@@ -87,7 +87,7 @@ class SaveResult:
 
     step: int
     state: SaveState
-    reason: str
+    reason: str = ""
     is_ours: bool = False
     seconds: float = 0.0
     digest: str = ""

@@ -60,10 +60,10 @@ class Saver:
             # The edge of a thread: a save that ended here without a result would never be answered.
             report_problem(traceback.format_exc())
             return offer.result(SaveState.FAILED, f"{type(error).__name__}: {error}")
-        if done.differs:
+        if done.difference:
             # Later states follow from this one. The next offer's client learns of it too: the agent
             # may have offered this one, and waits for no result.
-            self._difference = f"{done.reason}. Nothing more is saved"
+            self._difference = f"{done.difference}. Nothing more is saved"
             report_problem(self._difference)
             return offer.result(SaveState.DIFFERS, self._difference)
         if done.is_ours:
@@ -71,7 +71,6 @@ class Saver:
         return SaveResult(
             step=offer.step,
             state=SaveState.COMMITTED,
-            reason=done.reason,
             is_ours=done.is_ours,
             seconds=self.clock.monotonic() - began_s,
             digest=done.record.digest,

@@ -16,7 +16,6 @@ the process when they drop a tensor while the interpreter finalizes.
 import atexit
 import faulthandler
 import io
-import os
 import runpy
 import signal
 import sys
@@ -206,12 +205,10 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
 
 def exit_now(code: int, last_words: str) -> NoReturn:
     """Print and exit without joining any thread."""
-    with suppress(ValueError):  # the recipe has closed one of them
-        if last_words:
+    if last_words:
+        with suppress(ValueError):  # the script has closed it
             print(last_words.rstrip(), file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    forked_child.end(code)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,10 @@ class Preloaded:
     def hides(self, folder: Path) -> str | None:
         """A file in this folder that has the name of a module which is loaded; None for none."""
         importlib.invalidate_caches()
-        if not folder.is_dir():
-            return None
-        for name in sorted({path.name.partition(".")[0] for path in folder.iterdir()} & self.files.keys()):
+        names: set[str] = set()
+        with suppress(OSError):  # Python finds nothing there either
+            names = {path.name.partition(".")[0] for path in folder.iterdir()}
+        for name in sorted(names & self.files.keys()):
             spec = PathFinder.find_spec(name, [str(folder)])
             origin = None if spec is None else spec.origin
             if origin is not None and os.path.realpath(origin) != os.path.realpath(self.files[name]):

@@ -67,7 +67,7 @@ def compute(ranks, shards, forward=lambda _module, _shard: None):
     """One computation of these ranks' (module, buffers), by forward(module, shard)."""
     after = [{} for _ in ranks]
     for rank, (module, buffers) in enumerate(ranks):
-        buffers.begin()
+        buffers.begin([*module.modules()])
         for shard in span(shards, len(ranks), rank):
             buffers.load()
             forward(module, shard)
@@ -190,7 +190,7 @@ def test_a_large_buffer_costs_nothing_until_a_shard_changes_it():
     buffers = Buffers(State(net=module), 4, CPU)
     for _ in range(2):
         compute([(module, buffers)], 4)
-    buffers.begin()
+    buffers.begin([*module.modules()])
     first = buffers.save()
     buffers.load()
     assert buffers.save().values[0] is first.values[0]
@@ -216,8 +216,9 @@ def test_integers_of_equal_moment_are_told_apart(one, other):
     Or only the highest bits differ, as in a mask of 64 bits.
     """
     counts = torch.zeros(len(one), dtype=torch.int64)
-    buffers = Buffers(State(net=holding(counts=counts)), 2, CPU)
-    buffers.begin()
+    module = holding(counts=counts)
+    buffers = Buffers(State(net=module), 2, CPU)
+    buffers.begin([module])
     after = {}
     for shard, added in enumerate((one, other)):
         buffers.load()

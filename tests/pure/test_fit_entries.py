@@ -138,6 +138,8 @@ def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
         ["as it was saved: optimizer.lr 0.1, not 0.001; optimizer.steps 24, not 0"],
     )
     assert load_entries(saved, state, ()) == ([], [])
+    problems, _ = load_entries(saved, State(**adam()(net(1))), ("optimizer",))  # torch's does not take it
+    assert len(problems) == 1
 
 
 def test_entries_not_named_stay_as_the_recipe_built_them():

@@ -114,7 +114,7 @@ IMAGE = bytes(
     written({"net.half": torch.ones(2).bfloat16(), "net.w": torch.arange(6.0).view(2, 3).T}, {"state": {}})
 )
 HEADER_BYTES = len(IMAGE) - 28
-METADATA = {image.DOCUMENT: '{"state": {}}', image.TIES: "{}"}
+METADATA = {image.DOCUMENT: '{"state": {}}', image.TIES: "{}", image.STRIDES: "{}"}
 GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
 
 

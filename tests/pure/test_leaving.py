@@ -152,3 +152,5 @@ def test_a_rank_past_the_place_where_another_left_is_told_so(left, mine, is_behi
     assert explain_loss(second, here) is None
     if found is not None:
         assert f"rank 1 left the loop in step {left[0]}, " in str(found)
+        first.tell("left/0", json.dumps(there))  # it left too, and is past that: rank 1 has died since
+        assert explain_loss(first, here) is None

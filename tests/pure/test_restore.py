@@ -52,7 +52,7 @@ def memory_with(state, step):
     slots = SnapshotSlots.create(laid_out.size_bytes, 1)
     slot = slots.begin()
     checksum = image.copy_into(laid_out, slots.body(slot))
-    info = SnapshotInfo(step=step, epoch=0, generation=1, checksum=checksum)
+    info = SnapshotInfo(step=step, generation=1, checksum=checksum)
     published = slots.publish(slot, size_bytes=laid_out.size_bytes, info=info)
     slots.agree(slot, published.seq)
     return slots

@@ -1,5 +1,7 @@
 """When a checkpoint or a snapshot is due is a function of steps, seconds and measured costs."""
 
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,9 +64,9 @@ YOUNG = ResumePoint(step=0, chain="", source="none")
 
 
 def published(step, cost_s):
-    info = SnapshotInfo(step=step, epoch=0, generation=1)
+    info = SnapshotInfo(step=step, generation=1)
     snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
-    return PublishedSnapshot(slots=None, snapshot=snapshot, cost_s=cost_s)
+    return PublishedSnapshot(slots=Mock(), snapshot=snapshot, cost_s=cost_s)
 
 
 class FakeUploader:
@@ -108,8 +110,10 @@ def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path, monkeypatch):
     log = EventLog(tmp_path / "worker.jsonl", node="n1", clock=clock)
     FakeUploader(monkeypatch, clock, SaveState.LOST, SaveState.FAILED)
     checkpointing = Checkpointing(LINK, clock, log, YOUNG)
-    for step in (5, 6):
-        checkpointing.save(published(step, cost_s=0.0), step)
+    lost = published(5, cost_s=0.0)
+    checkpointing.save(lost, 5)
+    checkpointing.save(published(6, cost_s=0.0), 6)
+    lost.slots.release_all.assert_called_once_with()  # which the dead one cannot give back
     checkpointing.is_due(7)
     checkpointing.save(published(7, cost_s=0.0), 7, final=True)
     assert checkpointing.wait(7) == "expected an uploader, found none"

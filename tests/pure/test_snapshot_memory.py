@@ -46,7 +46,7 @@ STATE = state_of(8)
 
 
 def info_of(step, checksum=""):
-    return SnapshotInfo(step=step, epoch=0, generation=1, checksum=checksum)
+    return SnapshotInfo(step=step, generation=1, checksum=checksum)
 
 
 def snapshotting_of(node, clock=None):
@@ -112,6 +112,23 @@ def test_a_last_state_does_not_wait_for_refused_memory(node):
     refused_s = clock.now
     assert snapshotting.take(STATE, info_of(1), patient=True) is None
     assert clock.now == refused_s
+
+
+def test_a_last_state_waits_for_the_save_that_has_the_only_slot():
+    """Its offer has a limit of minutes, and one per gigabyte."""
+    clock, slots = FakeClock(), SnapshotSlots.create(STATE_BYTES, 1)
+    taking = Snapshotting(lambda _size: slots, HostCopy(), clock)
+    saved, until_s = taking.take(STATE, info_of(1)).snapshot, clock.now + 300
+
+    def sleep(seconds):
+        clock.now += seconds
+        if clock.now > until_s:
+            slots.release(saved.slot)
+
+    slots.lease(saved.slot, saved.seq)
+    clock.sleep = sleep
+    assert taking.take(STATE, info_of(2)) is None
+    assert taking.take(STATE, info_of(2), patient=True).snapshot.info.step == 2 and clock.now > until_s
 
 
 def test_a_worker_keeps_no_slots_that_its_state_has_outgrown(node):

@@ -25,7 +25,7 @@ SLOTS = st.integers(0, 2)
 
 
 def info(step, **fields):
-    return SnapshotInfo(step=step, epoch=0, generation=1, **fields)
+    return SnapshotInfo(step=step, generation=1, **fields)
 
 
 class SlotsAndTheirTwin(RuleBasedStateMachine):
@@ -260,19 +260,6 @@ def test_a_header_changed_in_memory_is_no_snapshot():
     assert slots.whole()[0] == newest
     os.pwrite(slots.fd, b"x", at + 40)
     assert slots.whole()[0].info == info(1)
-    slots.close()
-
-
-def test_the_header_of_a_snapshot_has_a_bound():
-    """One byte more than fits would reach into the body."""
-    slots = SnapshotSlots.create(PAGE, 1)
-    slot = slots.begin()
-    room = INFO_LIMIT_BYTES - len(info(1).to_json())
-    with pytest.raises(ValueError, match="expected at most"):
-        slots.publish(slot, size_bytes=1, info=info(1, chain="x" * (room + 1)))
-    slots.body(slot)[:1] = b"!"
-    slots.publish(slot, size_bytes=1, info=info(1, chain="x" * room))
-    assert bytes(slots.body(slot)[:1]) == b"!"
     slots.close()
 
 

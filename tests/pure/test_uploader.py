@@ -85,7 +85,7 @@ def keep(slots, step, data=None, generation=1, **fields):
     data = image_of(step) if data is None else data
     slot = slots.begin()
     slots.body(slot)[: len(data)] = data
-    info = SnapshotInfo(step=step, epoch=0, generation=generation, **fields)
+    info = SnapshotInfo(step=step, generation=generation, **fields)
     return slots.publish(slot, size_bytes=len(data), info=info)
 
 
@@ -235,9 +235,13 @@ def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, d
         assert state_of(handover) is SaveState.LOST
     elif dies == "before it reads the offer":
         os.kill(process.pid, signal.SIGKILL)
-    said = []
-    wait_for(lambda: said.append(process.revive()) or said[-1], "another uploader")
-    assert said[-1] == "killed by SIGKILL"
+    said, ended = [], threading.Event()
+    watch = threading.Thread(target=process.revive_until, args=(ended, said.append))
+    watch.start()
+    wait_for(lambda: said, "another uploader")
+    ended.set()
+    watch.join()
+    assert "the uploader died (killed by SIGKILL)" in said[0]
     if dies == "in its save":
         slots.release_all()
         handover = offer(config.socket_path, slots, slots.whole()[0], resumed_from=None, final=True)

@@ -12,7 +12,7 @@ from elastic.checkpoint.payload_check import read_state
 from elastic.checkpoint.record import COMMIT, CommitRecord, Hashes, Save, step_dir
 from elastic.snapshot import checksum
 from elastic.snapshot.image_hash import ImageHash, in_memory, run_all
-from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES
+from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, STRIDES, TIES
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import Clock, SystemClock
 
@@ -21,7 +21,7 @@ def payload_of(data: bytes, **beside: Any) -> bytes:
     """An image with one tensor of these bytes; beside: what does not count in its digest."""
     document = json.dumps({"state": {}} | beside)
     tensor = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
-    head = json.dumps({METADATA: {DOCUMENT: document, TIES: "{}"}, "data": tensor}).encode()
+    head = json.dumps({METADATA: {DOCUMENT: document, TIES: "{}", STRIDES: "{}"}, "data": tensor}).encode()
     return LENGTH.pack(len(head)) + head + data
 
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed, generation_of
 from elastic.system.addresses import listen_on, split_endpoint
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import SystemClock
 from elastic.system.untrusted import bounds, decode, encode
 
 DEFAULT_PORT = 29400  # torchrun's
@@ -131,11 +131,11 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 class HostBackend:
-    def __init__(self, endpoint: str, group: str, clock: Clock | None = None) -> None:
+    def __init__(self, endpoint: str, group: str) -> None:
         """`endpoint`: `HOST[:PORT]`. `group`: any text. Raises UsageError."""
         host, self._port = split_endpoint(endpoint, DEFAULT_PORT)
         self._host, self._group = host.strip("[]"), group
-        self._clock = SystemClock() if clock is None else clock
+        self._clock = SystemClock()
         self._lock = threading.RLock()
         self._server: _Server | None = None
         self._socket: socket.socket | None = None

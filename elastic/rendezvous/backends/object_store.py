@@ -116,9 +116,8 @@ class ObjectStoreBackend:
     def _catch_up(self) -> None:
         newest, value = self._version, self._value
         if not newest:
-            listed = (
-                parse_number(name[len(_STATE) : -len(".json")]) for name in self._objects.listed(_STATE)
-            )
+            names = self._objects.listed(_STATE)
+            listed = (parse_number(name[len(_STATE) : -len(".json")]) for name in names)
             self._highest = max([self._highest, *filter(None, listed)])
             newest = max(0, self._highest - 1)
         while (found := self._objects.read(_state(newest + 1))) is not None:

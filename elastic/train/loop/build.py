@@ -212,11 +212,8 @@ def _snapshotting(parts: LoopParts) -> Snapshotting | None:
     if groups.local_rank != 0 or (alone and groups.rank != 0):
         return None
     slots = OwnSlots() if alone else AgentSlots(parts.page, parts.link.pid)
-    copy = (
-        HostCopy()
-        if groups.device.type == "cpu"
-        else DeviceCopy(groups.device, parts.state.updated_addresses)
-    )
+    device, addresses = groups.device, parts.state.updated_addresses
+    copy = HostCopy() if device.type == "cpu" else DeviceCopy(device, addresses)
     return Snapshotting(slots.of_size, copy, parts.clock)
 
 

@@ -8,8 +8,8 @@ cannot see: then the end of the script decides. A script that ends well has left
 that fails has failed. Until then the recipe may change its objects, so their checksum is taken when
 the generator is closed.
 
-It does not see when a loop is left whose iterator a variable holds. The state that it saves then is
-that of the end of the script, and it says so.
+It does not see a loop left whose iterator a variable holds: it saves the state at the end of the
+script, and says so.
 """
 
 import sys

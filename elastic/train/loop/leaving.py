@@ -51,14 +51,15 @@ def agree(groups: ProcessGroups, place: StepPlace) -> ProcessGroups:
 def explain_loss(groups: ProcessGroups, place: StepPlace) -> UsageError | None:
     """The reason for the loss of a peer, if another rank left the loop and this one went on.
 
-    place: that of this rank.
+    place: that of this rank, unless it left too.
     """
-    for rank in range(groups.world_size):
-        text = groups.told(f"left/{rank}") if rank != groups.rank else None
-        left = None if text is None else StepPlace(*json.loads(text))
-        if left is not None and left < place:
+    texts = [groups.told(f"left/{rank}") for rank in range(groups.world_size)]
+    left = [None if text is None else StepPlace(*json.loads(text)) for text in texts]
+    mine = left[groups.rank] or place
+    for rank, theirs in enumerate(left):
+        if theirs is not None and theirs < mine:
             return UsageError(
-                f"rank {rank} left the loop {left}, and rank {groups.rank} did not (it is {place}). {_ADVICE}"
+                f"rank {rank} left the loop {theirs}, and rank {groups.rank} did not (it is {mine}). {_ADVICE}"
             )
     return None
 

@@ -151,7 +151,7 @@ class Loop:
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
             parts.heartbeat.enter(Phase.SAVE)
-            problem = self._saving.commit(self._saving.keep(self._recorder.info(0, 0)))
+            problem = self._saving.commit(self._saving.keep(self._recorder.info(0)))
             if problem:
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
@@ -166,7 +166,8 @@ class Loop:
         # In its first step a generation has just compared them. After the step's first loss an
         # optimizer may have updated some.
         if self._last is not None and self.step is not None and self.step.outcome is None:
-            self._saving.keep(self._last.info, copies=False)
+            if self._agreement.lacks(self._last.info.step):
+                self._saving.keep(self._last.info, copies=False)
             self._agreement.compare()
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
@@ -333,8 +334,7 @@ class Loop:
         parts.heartbeat.enter(Phase.SAVE)
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
-            epoch = parts.loader.order.position(began.step)[0] if began.step else 0
-            last = self._saving.keep(self._recorder.info(began.step, epoch, began.line))
+            last = self._saving.keep(self._recorder.info(began.step, began.line))
         if last is not None:
             problem = self._saving.commit(last)
             if problem:

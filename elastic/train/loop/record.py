@@ -92,7 +92,7 @@ class StepRecorder:
             if step.number == self._resumed.first_new:
                 output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()
-        return self.info(step.number, step.epoch, line)
+        return self.info(step.number, line)
 
     def _report(self, line: StepLine) -> None:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
@@ -133,11 +133,10 @@ class StepRecorder:
         shared = set(mine).intersection(*(each.entries for each in of_ranks))
         return shared & set(differences(*of_ranks)) - self._said
 
-    def info(self, step: int, epoch: int, line: StepLine | None = None) -> SnapshotInfo:
+    def info(self, step: int, line: StepLine | None = None) -> SnapshotInfo:
         """What stands beside the state after a step; line: the step's, None where it has none."""
         return SnapshotInfo(
             step=step,
-            epoch=epoch,
             generation=self._parts.link.generation,
             chain=self._chain,
             line=None if line is None else line.to_json(),
@@ -156,11 +155,8 @@ def slowest_of(own_s: Sequence[float], shards: Sequence[int]) -> dict[str, Any]:
         return {}
     slowest = max(ranks, key=own_s.__getitem__)
     others_s = [own_s[each] * max(1.0, shards[slowest] / shards[each]) for each in ranks if each != slowest]
-    return {
-        "slowest_rank": slowest,
-        "slowest_s": round(own_s[slowest], _DIGITS),
-        "others_s": round(median(others_s), _DIGITS),
-    }
+    slowest_s, median_s = round(own_s[slowest], _DIGITS), round(median(others_s), _DIGITS)
+    return {"slowest_rank": slowest, "slowest_s": slowest_s, "others_s": median_s}
 
 
 def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str]:

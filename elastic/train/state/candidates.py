@@ -81,8 +81,7 @@ def order_candidates(
 ) -> tuple[list[Candidate], list[RejectedState]]:
     """(candidates, best first; refused states), from what each rank has, in rank order.
 
-    again: a step that is to be done again. Where its own state is the newest, the one before it
-    comes first.
+    again: a step to be done again. If its state is the newest, the state before it comes first.
     """
     candidates, rejected = _snapshots(available)
     for of_rank in available:

@@ -6,8 +6,8 @@ tensor that begins elsewhere is rounded otherwise (MKL's dot and matrix products
 its own memory on a boundary. A view of a part of it may begin anywhere, such as a parameter that
 `vector_to_parameters` cut from a vector, or a kept gradient, which is cut from that of all.
 
-Counted is from the beginning of that memory. What other programs allocated (an array of NumPy) may
-begin anywhere, in each process elsewhere, and ranks would seem to have different states.
+The place is counted from the beginning of that memory. What other programs allocated (an array of
+NumPy) may begin anywhere, in each process elsewhere, and ranks would seem to have different states.
 
 A value that is no tensor becomes JSON that says all of it, or is refused with its entry's name.
 
@@ -35,7 +35,7 @@ from elastic.data.fingerprint import real_numbers
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum
-from elastic.snapshot.image import device_bytes, tensor_bytes
+from elastic.snapshot.image import tensor_bytes, words_there
 from elastic.train.state.values import Values
 
 BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
@@ -125,7 +125,7 @@ def tensor_sums(tensor: Tensor) -> bytes:
     """`checksum.tensor_sums` of a tensor's bytes. On a GPU the same sums are computed there."""
     if tensor.device.type == "cpu" or tensor.nbytes <= checksum.SMALL_BYTES:
         return checksum.tensor_sums(tensor_bytes(tensor).numpy().data)
-    flat = device_bytes(tensor)
+    flat = words_there(tensor)
     words, cut = checksum.stretch_words(flat.numel())
     stretches = flat[:cut].view(torch.int64).view(checksum.STRETCHES, words).sum(1)
     return stretches.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes()

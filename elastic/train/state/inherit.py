@@ -138,7 +138,7 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
     for name, thing in part.objects.items():
         theirs = decode(saved.document[name], lambda entry, _: saved.tensors[entry])
         ours, words = thing.state_dict(), list[str]()
-        is_fitted = isinstance(thing, Optimizer) and _GROUPS in ours
+        is_fitted = isinstance(thing, Optimizer) and _GROUPS in ours and _GROUPS in theirs
         if isinstance(thing, LRScheduler):
             words = _other_constants(name, theirs, ours)
         elif not is_fitted and not isinstance(thing, nn.Module):

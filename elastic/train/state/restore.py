@@ -16,7 +16,7 @@ which ends the restore on every rank: no rank goes on to an older checkpoint.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -185,10 +185,8 @@ class Restorer:
         kept = None if candidate.is_stored else self._snapshots().get(step)
         line = "" if kept is None or kept.info.line is None else json.dumps(kept.info.line)
         loaded = groups.all_gather([damage, misfit, line])
-        texts: list[list[str]] = [
-            [each for each in of_ranks if each] for of_ranks in zip(*loaded, strict=True)
-        ]
-        damages, misfits, lines = texts
+        told: Iterable[tuple[str, ...]] = zip(*loaded, strict=True)
+        damages, misfits, lines = ([each for each in of_ranks if each] for of_ranks in told)
         if damages:
             return damages[0]
         if misfits:
@@ -221,9 +219,8 @@ class Restorer:
         try:
             if candidate.record is None:
                 return Copy(data=self._image(candidate.step))
-            return self._asked(
-                partial(read_copy, self._parts.checkpoints, candidate.record, self._parts.clock)
-            )
+            store, clock = self._parts.checkpoints, self._parts.clock
+            return self._asked(partial(read_copy, store, candidate.record, clock))
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"

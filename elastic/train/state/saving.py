@@ -22,7 +22,7 @@ from elastic.events import CheckpointFailed, Drained
 from elastic.observe.log import EventLog
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
-from elastic.snapshot.slots import SnapshotInfo
+from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
 from elastic.train.loop.schedule import is_save_due
@@ -175,6 +175,7 @@ class Checkpointing:
         self._cost_s = GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None
         self._last_s = clock.monotonic()
         self._under_way: Handover | None = None
+        self._slots: SnapshotSlots | None = None  # in which that snapshot lies
         self._answer_by = 0.0  # a wait for the save under way gives up then
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
@@ -195,16 +196,11 @@ class Checkpointing:
         try:
             if published is None:
                 raise StoreFailed("there is no memory for a copy of the state")
-            handover = offer(
-                self._uploader,
-                published.slots,
-                published.snapshot,
-                resumed_from=self._resumed_from,
-                final=final,
-            )
+            offered = published.slots, published.snapshot
+            handover = offer(self._uploader, *offered, resumed_from=self._resumed_from, final=final)
             if self._under_way is not None:  # the uploader, which goes on with it, records its end
                 self._under_way.close()
-            self._under_way, self._refusal = handover, ""
+            self._under_way, self._refusal, self._slots = handover, "", published.slots
             # A save may wait for another one of the same size.
             limit_s = 2 * save_limit_s(SAVE_S, published.snapshot.size_bytes) + WAIT_S
             self._answer_by = self._clock.monotonic() + limit_s
@@ -255,3 +251,5 @@ class Checkpointing:
             raise ReplayDiffers(result.reason)
         if result.state is SaveState.LOST:  # the uploader, which records other failures, died with it
             self._log.record(CheckpointFailed(step=result.step, reason=result.reason))
+            if self._slots is not None:  # where there is no agent that would
+                self._slots.release_all()

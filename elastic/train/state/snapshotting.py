@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from elastic.checkpoint.record import SAVE_S, save_limit_s
 from elastic.divergence import vote_of
 from elastic.snapshot import image
 from elastic.snapshot.copy_to_slot import SlotCopy
@@ -65,7 +66,11 @@ class OwnSlots:
 
     def of_size(self, size_bytes: int) -> SnapshotSlots | None:
         if self._slots is None or self._slots.capacity_bytes < size_bytes:
-            self._slots = SnapshotSlots.create(with_slack(size_bytes), 1)
+            self._slots = None  # before the next one, for which there may be no room beside it
+            try:
+                self._slots = SnapshotSlots.create(with_slack(size_bytes), 1)
+            except OSError as error:
+                raise SlotsRefused from error
         return self._slots
 
 
@@ -84,7 +89,7 @@ class PublishedSnapshot:
 
 def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
     """The image of a state that is the same on every rank. Raises StateNotSavable."""
-    document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
+    document = state.to_json() | {"step": info.step, "chain": info.chain}
     document["data"] = info.data
     return image.layout(state.tensors, document)
 
@@ -210,6 +215,8 @@ class Snapshotting:
             # The agent makes memory in seconds, if it is gigabytes.
             is_patient = patient or (is_first and slots is None)
             limit_s = PATIENCE_S if is_patient else FIRST_PATIENCE_S if is_first else 0.0
+            if patient and slots is not None:  # the only slot may be that of a save under way
+                limit_s = save_limit_s(SAVE_S, size_bytes)
             if self._clock.monotonic() - began_s >= limit_s:
                 return None
             self._clock.sleep(POLL_S)

@@ -57,10 +57,17 @@ class State:
     """
 
     # Without a dict: an attribute that a recipe adds would be saved by no state.
-    __slots__ = (
-        *("objects", "ignored", "held", "_built", "_shapes", "_tree", "_are_alone", "_updated"),
+    __slots__ = [
+        "_are_alone",
+        "_built",
+        "_shapes",
         "_trained",
-    )
+        "_tree",
+        "_updated",
+        "held",
+        "ignored",
+        "objects",
+    ]
 
     @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:
@@ -104,15 +111,6 @@ class State:
         among the objects, all parameters. Those of an EMA copy are not among them.
         """
         return self.trained_and_idle()[0]
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Those of the modules, each once, and those that optimizers update beside them."""
-        trained, idle = self.trained_and_idle()
-        return [*trained, *idle]
-
-    def submodules(self) -> list[nn.Module]:
-        """The modules and all inside them, each once. Do not change the list."""
-        return self._tree.modules(self.modules)
 
     def parts(self) -> structure.StateParts:
         """As they are now."""

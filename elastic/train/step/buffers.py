@@ -90,12 +90,12 @@ class Buffers:
         self.opening = Contents(present=[], values=[], versions=[], left=[])
         self.sums = BufferSums([], set(), shards, device)
 
-    def begin(self, modules: list[nn.Module] | None = None) -> None:
+    def begin(self, modules: list[nn.Module]) -> None:
         """Take what the buffers hold now as the start of each shard of this computation.
 
-        modules: all of the state, for a caller that has them.
+        modules: all of the state.
         """
-        self._modules = self._state.submodules() if modules is None else modules
+        self._modules = modules
         holders = [module._buffers for module in self._modules]  # noqa: SLF001 - no public name
         found = structure.values_of(holders)
         if not (structure.same(holders, self._holders) and structure.same(found, self._found)):

@@ -78,10 +78,8 @@ class Contract:
         self._seen: WeakSet[Optimizer] = WeakSet()  # optimizers that were looked at
         self._scaler: Scaler | None = None  # the last one looked at
         self._check_schedules()
-        self._hooks = (
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._updated),
-        )
+        hook = register_optimizer_step_pre_hook(self._before)
+        self._hooks = hook, register_optimizer_step_post_hook(self._updated)
         self._before_update: Callable[[Optimizer], None] = lambda _optimizer: None
         self._step, self._first_step = 0, 0  # the newest one; the first of this generation
         self._is_computing = self._is_in_function = False

@@ -218,11 +218,8 @@ class StepParts:
         """
         buffers = self.buffers
         if buffers.found_changes(signs):
-            late, what = (
-                buffers.contributions(after),
-                "buffers that forward changed for the first time",
-            )
-            total = self.exchange.sum_shards(late, what)
+            what = "buffers that forward changed for the first time"
+            total = self.exchange.sum_shards(buffers.contributions(after), what)
             (signs,) = self._read(buffers.sums.signs(total))
         if not buffers.sums.have_same_integers(signs):
             names = buffers.changed_integers(after.values())

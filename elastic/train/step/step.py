@@ -152,9 +152,8 @@ class Step:
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         form = self._parts.forms.check(self._passes, function, outputs)
         dtype = torch.int64 if form.dtype in INTEGERS else form.dtype
-        copies = {
-            shard: output.detach().to(dtype, copy=True).contiguous() for shard, output in outputs.items()
-        }
+        summands = ((shard, output.detach()) for shard, output in outputs.items())
+        copies = {shard: each.to(dtype, copy=True).contiguous() for shard, each in summands}
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
