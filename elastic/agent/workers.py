@@ -158,9 +158,8 @@ class NodeWorkers:
         settings = self._parts.settings
         files = read_errors(settings.error_folder(generation), list(self._processes))
         first = hung or self._not_started or first_failure(self.exits.values(), self.killed, files, reason)
-        self._parts.log.record(
-            WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback)
-        )
+        failed = WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback)
+        self._parts.log.record(failed)
         return WorkerFailure(
             node=settings.node,
             rank=first.rank,

@@ -3,7 +3,7 @@
 A checkpoint's record is deleted first, then its payload. Only the newest generation deletes: an
 older one does not know which checkpoints were found to be damaged since. The newest checkpoints
 stay, and those that this generation's resume passed over are not counted among them. Of older
-steps, all of this run goes, and what earlier generations did not commit. It does not
+steps go this run's checkpoints and the uncommitted attempts of earlier generations. It does not
 promise to delete anything: a later run of it finds what a failed or interrupted one left, from the
 listing alone. That may be an old record without its payload, where a late writer died.
 """

@@ -275,7 +275,7 @@ def _as_it_is(data: Any) -> Any:
 
 
 def _ignore_stop_signals(_number: int) -> None:
-    """In a data-loading process, as the first line of stop_signals.py has it."""
+    """In a data-loading process, whose data the step needs."""
     stop_signals.ignore()
 
 

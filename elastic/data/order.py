@@ -5,7 +5,8 @@ permutation of all samples, or what the recipe chose instead (`Draws`), cut into
 B. Samples left over do not fill a batch. They are left out (`drop`: up to B - 1 samples of each
 epoch are not trained, other ones in each epoch), or filled up from the start of the same epoch
 (`pad`: up to B - 1 samples are trained twice; if there are fewer than B samples, each as often as
-it takes to fill a batch). Without weights every other sample of an epoch is trained exactly once.
+it takes to fill a batch). Without weights or an own order every other sample of an epoch is trained
+exactly once.
 
 With weights the i-th draw of an epoch is a function of (seed, epoch, i): the inverse of the
 cumulative sum at a keyed number. The sum is added up from the first weight on, in float64, so that

@@ -29,9 +29,8 @@ class EventLog:
         self.generation = 0
 
     def record(self, event: Event) -> None:
-        logged = LoggedEvent(
-            time=self._clock.wall(), node=self._node, generation=self.generation, event=event
-        )
+        now_s = self._clock.wall()
+        logged = LoggedEvent(time=now_s, node=self._node, generation=self.generation, event=event)
         self._file.append(logged.to_json())
 
 

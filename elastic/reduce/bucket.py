@@ -148,7 +148,7 @@ class Bucket:
         """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
 
         Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
-        +0.0. So do two ranks with one shard each. Raises UsageError where
+        +0.0. Two ranks with one shard each do likewise. Raises UsageError where
         the shard did give a gradient.
         """
         missing, self.missing = self.missing, set()
@@ -161,8 +161,7 @@ class Bucket:
                         "out of the loop: copy the numbers, under torch.no_grad()"
                     )
                 parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
-        if self._flat is not None:
-            self._left = self._flat, self._flat._version  # noqa: SLF001
+        self._leave()
 
     def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
         """The vector holds the sum of these shards: hand it to the stack.
@@ -174,7 +173,12 @@ class Bucket:
             for parameter in self.parameters:
                 show(parameter, self._views[id(parameter)])
         self.stack.push(Block(min(pair), len(pair)), self._flat)
+        self._leave()  # the stack may have added to it
         self._flat = None
+
+    def _leave(self) -> None:
+        if self._flat is not None:
+            self._left = self._flat, self._flat._version  # noqa: SLF001
 
     def recycle(self) -> None:
         """Take back the vectors of the last step, whose gradients are not needed any more."""

@@ -129,5 +129,6 @@ class Exchange:
         every = [block for of_rank in self._blocks for block in of_rank]
         root = fold(dict(zip(every, torch.split(receive, chunk), strict=True)), self.shards, Tensor.add_)
         gathered = send[: chunk * self.world_size]  # all of it has been sent
-        _all_gather(gathered, root, group=self._group)
+        with peers_may_die(what):
+            _all_gather(gathered, root, group=self._group)
         return gathered[:length]

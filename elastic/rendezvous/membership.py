@@ -35,9 +35,9 @@ def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
 def lost(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     """The dead nodes that the group names, for which it must change.
 
-    Those are members, nodes that wait, and nodes that have reported others unreachable. Of a closed
-    generation the dead members go too: else the first live one, which watches few, may not know
-    that it is the first.
+    Those are members, nodes that wait, and nodes that have reported others unreachable. Dead
+    members of a closed generation go too: the next in rank watches few, and may not know that it is
+    the first.
 
     A reporter may be neither a member nor waiting: an excluded node is out of the group for the
     time that its workers take to stop. If it dies then, its report must not stay and exclude

@@ -101,9 +101,8 @@ class ProbeExchange:
         self.interval_s = self._every_s * max(1.0, len(self._peers) / PEERS_AT_FULL_RATE)
 
     def _addresses(self, nodes: Iterable[Node]) -> dict[str, Address]:
-        return {
-            node.id: (node.address, node.port) for node in nodes if node.port and node.id != self._node_id
-        }
+        others = (node for node in nodes if node.port and node.id != self._node_id)
+        return {node.id: (node.address, node.port) for node in others}
 
     def due(self, now_s: float) -> list[tuple[Probe, Address]]:
         """What to send once in every `interval_s`; a peer not heard lately is asked to answer."""

@@ -155,9 +155,8 @@ def read(image: bytearray | memoryview) -> tuple[dict[str, Tensor], Any]:
     """
     found, view = safetensors_header.parse(image), memoryview(image)
     try:
-        tensors = {
-            name: _tensor(entry, view, found.strides.get(name)) for name, entry in found.entries.items()
-        }
+        strides = found.strides
+        tensors = {name: _tensor(each, view, strides.get(name)) for name, each in found.entries.items()}
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     for name, first in found.ties.items():

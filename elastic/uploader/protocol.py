@@ -81,7 +81,7 @@ class SaveResult:
     """How the save of `step` ended; `reason`: why not well, for people.
 
     `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
-    checkpoint; a committed one of another owner was committed by another writer before. `seconds`
+    checkpoint; else, if committed, another writer did so before. `seconds`
     are of wall time, `cpu_s` of processor time that the uploader took.
     """
 

@@ -12,8 +12,8 @@ worker is forked. And a recipe may change a variable, or `sys.path`, before it i
 plain python runs the module under the change, and a forked process has it already. `elastic.start`
 compares both with what they were (`tell`). A preflight that finds a change has the agent spawn all
 workers, which inherit nothing. That does not help where the change came after the import. A worker
-that finds one where the preflight found none says so. Neither of the two sees finders, nor
-stand-ins that a recipe puts into `sys.modules`.
+that finds one where the preflight found none says so. Neither process sees finders, nor
+a recipe's stand-ins in `sys.modules`.
 
 What the recipe imports is known from its text, as far as it names installed modules outside
 functions and branches, and then from its preflight, which has run it up to `elastic.start`. A

@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant("reduce/tree.py", "reversed(stack.parts.values())", "stack.parts.values()", "pure/test_tree.py"),
     Mutant("reduce/tree.py", "(rank + 1) * shards // world_size", "(rank + 1) * (shards // world_size)", "pure/test_tree.py"),
     Mutant("reduce/tree.py", "(leaf // 2, leaf == alone)", "((leaf + 1) // 2, leaf == alone)", "pure/test_gradients.py"),
-    Mutant("reduce/exchange.py", "if self._are_halves:", "if all(len(each) == 1 for each in self._blocks):", "pure/test_exchange.py"),
+    Mutant("reduce/exchange.py", "if not self._are_halves:", "if not all(len(each) == 1 for each in self._blocks):", "pure/test_exchange.py"),
     Mutant("train/step/buffers.py", "values[i] = values[i].clone()", "pass", "pure/test_buffers.py"),
     # Which samples a step trains.
     Mutant("data/random_keys.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_order.py"),

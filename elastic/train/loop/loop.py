@@ -3,9 +3,9 @@
 After each step every rank knows the same: the loss, and whether to take a snapshot, to save, to
 drain. A step leaves behind, in this order: its line in the metrics, its snapshot, its number on the
 control page, the offer to the uploader. A drain ends the process with the interrupted exit code
-once the state of its last step is in the agent's memory, or half a minute has brought no room for
-it there. It does not commit that state: the agent does, if the run ends there. (Without an agent
-the loop commits it.)
+once the state of its last step is in the agent's memory, or no room for it came in time. It does
+not commit that state: the agent does, if the run ends there. (Without an agent the loop commits
+it.)
 
 The run ends after its last step, or after an earlier one where the recipe leaves the loop (`leave`,
 called from outside) or asks for its end (`stop_reason`). A step that the recipe leaves counts once

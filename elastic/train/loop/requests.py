@@ -87,7 +87,7 @@ def act_on_requests(
             rehearsals.asked(number + 1)
             is_dealt_anew = rehearsals.deals_anew
         again.close_after(number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
-        # Whatever was asked for is done after the next step.
+        # The drain or rehearsal comes after the next step.
         return asked._replace(drain=False, snapshot=True)
     return asked
 

@@ -120,10 +120,9 @@ class Snapshotting:
 
         info: what stands beside it; the checksum is filled in. wait: for a copy from a GPU;
         otherwise it stays under way, None is returned, and `finish` publishes it. patient: wait for
-        a free slot for as long as a save may take, and half a minute for memory; the first one waits
-        as long for memory, and in any case a few seconds for a slot.
-        before_publishing: a place where a fault can be injected. Returns None as well when there is
-        no memory, or no free slot.
+        a free slot for as long as a save may take, and half a minute for memory; the first one
+        waits so for memory, and seconds for a slot. before_publishing: a place where a fault can be
+        injected. Returns None as well when there is no memory, or no free slot.
         """
         assert self.under_way is None, "the one before is finished first"
         began_s = self._clock.monotonic()

@@ -57,7 +57,7 @@ def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
     """
     machine = this_machine()
     try:
-        # A second turn only where the ranks of a machine cannot map each other's memory.
+        # In turn 2 ranks map what their machine has received; who cannot is sent it as well.
         for turn in (1, 2):
             place = _Place(
                 machine=machine,
