@@ -161,7 +161,8 @@ class Bucket:
                         "out of the loop: copy the numbers, under torch.no_grad()"
                     )
                 parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
-        self._leave()
+        if (flat := self._flat) is not None:
+            self._left = flat, flat._version  # noqa: SLF001
 
     def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
         """The vector holds the sum of these shards: hand it to the stack.
@@ -173,12 +174,8 @@ class Bucket:
             for parameter in self.parameters:
                 show(parameter, self._views[id(parameter)])
         self.stack.push(Block(min(pair), len(pair)), self._flat)
-        self._leave()  # the stack may have added to it
+        self._left = self._flat, self._flat._version  # noqa: SLF001 - the stack may have added to it
         self._flat = None
-
-    def _leave(self) -> None:
-        if self._flat is not None:
-            self._left = self._flat, self._flat._version  # noqa: SLF001
 
     def recycle(self) -> None:
         """Take back the vectors of the last step, whose gradients are not needed any more."""
