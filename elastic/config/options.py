@@ -137,6 +137,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _keep_alive(text: str) -> float:
+    """Within it five heartbeats are sent, and each is waited for by all other nodes."""
+    if 0.05 <= (seconds := _seconds(text)) <= 86_400:
+        return seconds
+    raise argparse.ArgumentTypeError(f"expected 0.05 s to a day, found {text!r}")
+
+
 def _reader(read: Callable[[str], T]) -> Callable[[str], T]:
     """The function, whose UsageError argparse shows behind the name of the option."""
 
@@ -223,7 +230,7 @@ class Options:
     faults: str | None = _option(None)
     last_call_s: float = _option(2.0, _seconds)
     join_window_s: float = _option(0.5, _seconds)
-    keep_alive_s: float = _option(2.0, _seconds)
+    keep_alive_s: float = _option(2.0, _keep_alive)
     rdzv_timeout_s: float = _option(600.0, _seconds)
     local_addr: str | None = _option(None)
     http: ListenAddress | None = _option(None, ListenAddress.parse)

@@ -49,7 +49,7 @@ VALUES = {
     "faults": text,
     "last_call_s": seconds,
     "join_window_s": seconds,
-    "keep_alive_s": seconds,
+    "keep_alive_s": st.sampled_from([0.05, 2.0, 86_400.0]),
     "rdzv_timeout_s": seconds,
     "local_addr": text,
     "http": st.none() | st.integers(0, 65535).map(lambda port: ListenAddress(host="h", port=port)),
@@ -125,6 +125,7 @@ def test_each_option_reads_its_published_grammar(words, every):
         (["a.py", "--min-nodes", "2"], "found 2 and 1; give --max-nodes 2 or more"),
         (["a.py", "--keep", "0"], "--keep: expected a whole number of at least 1, found '0'"),
         (["a.py", "--grace", "nan"], "--grace: expected seconds"),
+        (["a.py", "--keep-alive", "0"], "--keep-alive: expected 0.05 s to a day, found '0'"),
         (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
         (["a.py", "--save-every", "5"], "--save-every: expected 500steps"),  # of what?
         (["a.py", "--drain-signals", "USR1,KILL"], "names of USR1, USR2, HUP with commas between them, or"),

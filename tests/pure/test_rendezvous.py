@@ -20,7 +20,7 @@ from elastic.errors import UsageError
 from elastic.rendezvous import torchrun, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group import Group, Node, RunEnd, RunKey, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.store_socket import StoreSockets
@@ -303,6 +303,19 @@ def test_settings_are_checked_before_a_node_writes(lives: bool) -> None:
         a.stop()
         assert clock.now - began_s > 3.0
     assert backend.history() == [group.to_json()]
+
+
+def test_the_end_of_another_runs_group_is_not_this_nodes() -> None:
+    """This node was frozen while that one took the place over, and completed."""
+    backend = MemoryBackend()
+    a = lone(backend)
+    a.join(never)
+    theirs = replace(a._observer.settings, run=RunKey(run_id="another"))
+    ended = Group(generation=9, settings=theirs, ended=RunEnd(exit_code=0, reason="complete"))
+    backend.compare_and_set(a._observer.poll()[0], ended.to_json())
+    found = a.watch()
+    assert found.fenced and found.ended is None
+    a.stop()
 
 
 def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:

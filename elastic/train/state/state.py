@@ -57,17 +57,10 @@ class State:
     """
 
     # Without a dict: an attribute that a recipe adds would be saved by no state.
-    __slots__ = [
-        "_are_alone",
-        "_built",
-        "_shapes",
+    __slots__ = (
+        *("objects", "ignored", "held", "_built", "_shapes", "_tree", "_are_alone", "_updated"),
         "_trained",
-        "_tree",
-        "_updated",
-        "held",
-        "ignored",
-        "objects",
-    ]
+    )
 
     @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:
