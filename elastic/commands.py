@@ -100,7 +100,7 @@ def _looking() -> Iterator[None]:
 
     Ctrl-C ends it with what it has begun, such as a half of a file.
     """
-    command_end.raise_from_here()
+    command_end.raise_from_here(is_second_final=True)
     try:
         yield
     except StoreFailed as error:

@@ -239,8 +239,8 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
 
 def release_place(run: RunDir, rendezvous: Rendezvous, place: Place) -> None:
     """The store of c10d ends with its host, after which no command can ask it who lives."""
-    if place.kind == "c10d" and rendezvous.is_deserted():
-        with suppress(ElasticError):
+    with suppress(ElasticError):
+        if place.kind == "c10d" and rendezvous.is_deserted():
             meeting_place.release(run, place, _CLOCK)
 
 

@@ -178,9 +178,8 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
 def differences(a: Identity, b: Identity) -> list[SettingDifference]:
     """What two runs were begun with that is not the same, the recipe's text among it."""
     texts = [each.recipe_sha256 for each in (a, b)]
-    text = SettingDifference(
-        setting="recipe's text", a=f"sha256 {texts[0][:12]}", b=f"sha256 {texts[1][:12]}"
-    )
+    shown = [f"sha256 {each[:12]}" for each in texts]
+    text = SettingDifference(setting="recipe's text", a=shown[0], b=shown[1])
     return [*_differences(a, b), *([text] if texts[0] != texts[1] else [])]
 
 

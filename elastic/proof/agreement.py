@@ -161,10 +161,6 @@ class Agreement:
         """Whether this step must be compared because it is done again."""
         return self.known is not None and step <= self.known.step
 
-    def lacks(self, step: int) -> bool:
-        """Whether no vote of this step was added, which later changes of the state do not touch."""
-        return self.step < step and self._vote is None and self._live is None
-
     def add(self, step: int, checksum: str | LiveChecksum) -> None:
         """Vote: the state after `step` has this checksum. Every rank adds one of the same step."""
         if isinstance(checksum, LiveChecksum):
@@ -212,6 +208,13 @@ class Agreement:
             (step, vote), self._vote = self._vote, None
             ballot = self._ballot(step, vote, is_last=is_last)
             self._judge(step, self.comparison.groups.all_gather(ballot), lambda: None)
+
+    def compare_anew(self, step: int) -> None:
+        """The votes that were added, and the states as they are now, before the update of the step
+        after this one. Raises as `read` does.
+        """
+        self.compare()
+        self.comparison.check_same_state(state_evidence(self.flatten()), step=step, known=self.known)
 
     def _end_live(self) -> None:
         if self._live is not None:

@@ -280,9 +280,8 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     if membership.lost_members(group, alive=alive):
         if not group.open and group.cause == FAILURE:
             group = replace(group, cause=NODE_LOST, restarts=max(0, group.restarts - 1))
-        group = close(
-            group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None
-        )
+        number = group.generation
+        group = close(group, generation=number, cause=NODE_LOST, step=step, counts=False, failure=None)
     members = group.members if group.open else tuple(n for n in group.members if n.id in alive)
     return replace(
         group,

@@ -10,6 +10,7 @@ which is computed before the next step, tells (train/state/snapshotting.py).
 """
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -100,8 +101,11 @@ class DeviceCopy:
         """uint8 [n] over the slot's body, its pages locked once per slot, if the driver can."""
         view = torch.frombuffer(body, dtype=torch.uint8)
         if view.data_ptr() not in self._pinned:
-            # Where it fails the copies wait for the GPU, and are right all the same.
-            torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)  # type: ignore[no-untyped-call]
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if int(runtime.cudaHostRegister(view.data_ptr(), view.numel(), 0)) != 0:
+                # The copies are slower then. The next kernel would raise the driver's error.
+                with suppress(RuntimeError):
+                    torch.zeros(1, device="cuda")
             self._pinned[view.data_ptr()] = view
         return self._pinned[view.data_ptr()]
 

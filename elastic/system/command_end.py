@@ -17,9 +17,10 @@ import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from elastic.errors import EXIT_INTERRUPTED
 from elastic.system import stop_signals
@@ -47,22 +48,22 @@ def end_at_once_by(numbers: Iterable[signal.Signals]) -> None:
     stop_signals.unblock()
 
 
-def raise_from_here() -> None:
+def raise_from_here(*, is_second_final: bool = False) -> None:
     """From now on, since something is to be tidied up: a signal raises KeyboardInterrupt or
-    Terminated, once.
+    Terminated, once. is_second_final: another one ends the process; else nothing interrupts that.
     """
     for number in stop_signals.ALL:
         if signal.getsignal(number) is _end:
-            signal.signal(number, _raise)
+            signal.signal(number, partial(_raise, _end if is_second_final else signal.SIG_IGN))
 
 
 def code_of(raised: KeyboardInterrupt) -> int:
     return EXIT_INTERRUPTED if isinstance(raised, Terminated) else EXIT_CTRL_C
 
 
-def _raise(number: int, _frame: object) -> NoReturn:
-    for each in stop_signals.ALL:  # nothing interrupts the tidying
-        signal.signal(each, signal.SIG_IGN)
+def _raise(then: Any, number: int, _frame: object) -> NoReturn:
+    for each in stop_signals.ALL:
+        signal.signal(each, then)
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 

@@ -62,6 +62,6 @@ def handle_signal(number: signal.Signals, handler: Callable[[int, FrameType | No
 def end(code: int) -> NoReturn:
     """End this process without finalizing what other threads use, of which a child has none."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError):  # the script has closed it
+        with suppress(AttributeError, ValueError, OSError):  # the script has closed it, or its reader
             stream.flush()
     os._exit(code)

@@ -219,10 +219,10 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     uploader = UploaderProcess.start(config)
     _at_end.append(partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))
     _at_ctrl_c.append(partial(uploader.stop, 0.0))
-    ended, report = threading.Event(), partial(print, flush=True)
-    watch = threading.Thread(target=uploader.revive_until, args=(ended, report), daemon=True)
+    ended = threading.Event()
+    watch = threading.Thread(target=uploader.revive_until, args=(ended, _write), daemon=True)
     watch.start()
     for each in _at_end, _at_ctrl_c:
-        each.extend((watch.join, ended.set))
+        each.extend((partial(watch.join, 1.0), ended.set))
     os.register_at_fork(after_in_child=uploader.release)
     return uploader.socket_path

@@ -33,7 +33,6 @@ from elastic.config.environment import AgentLink, Launch
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     ElasticError,
     NothingLoads,
     PeerLost,
@@ -77,7 +76,7 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
         del disturbed
         exit_cleanly(EXIT_COMPLETE)
     except SystemExit as stop:
-        if stop.code not in (None, 0, EXIT_INTERRUPTED):  # a drain is no failure
+        if stop.code not in (None, 0):
             report_error(launch.agent, launch.rank, stop)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)

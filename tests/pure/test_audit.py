@@ -64,11 +64,9 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(collate, workers):
 def test_no_state_in_the_middle_of_a_step_is_compared(outcome, num_compared):
     """After its first loss an optimizer may have updated some of what the last step left."""
     open_step, agreement = SimpleNamespace(outcome=outcome), Mock()
-    loop = SimpleNamespace(
-        step=open_step, _agreement=agreement, _of_steps=Mock(), _last=Mock(), _saving=Mock()
-    )
+    loop = SimpleNamespace(step=open_step, _agreement=agreement, _of_steps=Mock(), _last=Mock())
     Loop._compare_states(loop)
-    assert agreement.compare.call_count == num_compared
+    assert agreement.compare_anew.call_count == num_compared
 
 
 def test_a_sum_that_a_later_loss_ended_is_compared_once():

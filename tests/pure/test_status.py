@@ -1,7 +1,7 @@
 """The state of a run follows from its events, its newest step and its nodes' heartbeats."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from logged import logged
@@ -69,6 +69,7 @@ YOUNG, OLD = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.
         # The nodes meet in another folder, so that the run directory has no heartbeats.
         ([], {}, YOUNG, "running"),
         ([], {}, OLD, "interrupted"),
+        ([], {}, replace(OLD, seconds=6.0), "running"),
         ([logged("run_interrupted", 996.0)], {}, YOUNG, "drained"),
         # Events of an earlier start stay in the log for ever. The agent that resumes is a new node.
         *(([ended, AGAIN], {"n1": 40.0, "n1-again": 0.1}, None, "running") for ended in (LEFT, FAILED)),

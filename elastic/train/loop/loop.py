@@ -166,9 +166,7 @@ class Loop:
         # In its first step a generation has just compared them. After the step's first loss an
         # optimizer may have updated some.
         if self._last is not None and self.step is not None and self.step.outcome is None:
-            if self._agreement.lacks(self._last.info.step):
-                self._saving.keep(self._last.info, copies=False)
-            self._agreement.compare()
+            self._agreement.compare_anew(self._last.info.step)
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """The batches of this rank's shards, for each step from `first` on."""

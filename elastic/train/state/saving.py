@@ -90,9 +90,10 @@ class Saving:
             if fault_point is not None:  # another worker of this node copies
                 fault_point()
             return None
-        flat = parts.state.flatten()
-        taken = parts.snapshotting.take(flat, info, wait=wait, patient=patient, before_publishing=fault_point)
-        return self._add_cost(taken)
+        # An uploader that dies meanwhile gives its slot back.
+        told = (lambda: None) if self.checkpointing is None else self.checkpointing.receive_result
+        take = partial(parts.snapshotting.take, parts.state.flatten(), info, meanwhile=told)
+        return self._add_cost(take(wait=wait, patient=patient, before_publishing=fault_point))
 
     def finish_copy(self) -> None:
         """End the copy of an earlier step, if one from a GPU runs beside this step."""
@@ -181,7 +182,7 @@ class Checkpointing:
         self._refusal = ""  # why the last save could not be handed to the uploader
 
     def is_due(self, step: int) -> bool:
-        self._receive_result()
+        self.receive_result()
         since_s = self._clock.monotonic() - self._last_s
         self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=self._cost_s)
         return self._is_overdue and self._under_way is None
@@ -191,7 +192,7 @@ class Checkpointing:
 
         published: None when there was no memory for a snapshot. final: training waits for it.
         """
-        self._receive_result()
+        self.receive_result()
         self._last_s, self._is_overdue = self._clock.monotonic(), False
         try:
             if published is None:
@@ -233,7 +234,7 @@ class Checkpointing:
         self.digest = result.digest
         return ""
 
-    def _receive_result(self) -> None:
+    def receive_result(self) -> None:
         if self._under_way is None or (result := self._under_way.wait(0.0)) is None:
             return
         self._under_way = None
@@ -253,3 +254,4 @@ class Checkpointing:
             self._log.record(CheckpointFailed(step=result.step, reason=result.reason))
             if self._slots is not None:  # where there is no agent that would
                 self._slots.release_all()
+        self._slots = None

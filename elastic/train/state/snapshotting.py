@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from elastic.checkpoint.record import SAVE_S, save_limit_s
+from elastic.checkpoint.record import SAVE_S
 from elastic.divergence import vote_of
 from elastic.snapshot import image
 from elastic.snapshot.copy_to_slot import SlotCopy
@@ -33,7 +33,7 @@ SlotsFor = Callable[[int], SnapshotSlots | None]
 
 
 class SlotsRefused(Exception):  # noqa: N818
-    """The agent found no memory for slots of this size, and looks again in the next generation."""
+    """There is no memory for slots of this size; an agent looks again in the next generation."""
 
 
 class AgentSlots:
@@ -66,7 +66,6 @@ class OwnSlots:
 
     def of_size(self, size_bytes: int) -> SnapshotSlots | None:
         if self._slots is None or self._slots.capacity_bytes < size_bytes:
-            self._slots = None  # before the next one, for which there may be no room beside it
             try:
                 self._slots = SnapshotSlots.create(with_slack(size_bytes), 1)
             except OSError as error:
@@ -115,20 +114,22 @@ class Snapshotting:
         wait: bool = True,
         patient: bool = False,
         before_publishing: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> PublishedSnapshot | None:
         """Copy this state into a slot, and publish it.
 
         info: what stands beside it; the checksum is filled in. wait: for a copy from a GPU;
         otherwise it stays under way, None is returned, and `finish` publishes it. patient: wait for
-        a free slot for as long as a save may take, and half a minute for memory; the first one
-        waits so for memory, and seconds for a slot. before_publishing: a place where a fault can be
-        injected. Returns None as well when there is no memory, or no free slot.
+        a free slot for ten minutes, and half a minute for memory; the first one waits so for
+        memory, and seconds for a slot. before_publishing: a place where a fault can be injected.
+        meanwhile: called while it waits. Returns None as well when there is no memory, or no free
+        slot.
         """
         assert self.under_way is None, "the one before is finished first"
         began_s = self._clock.monotonic()
         layout = layout_of(state, info)
         layout_s = self._clock.monotonic() - began_s
-        found = self._free_slot(layout.size_bytes, patient=patient)
+        found = self._free_slot(layout.size_bytes, patient=patient, meanwhile=meanwhile)
         if found is None:
             return None
         slots, slot = found
@@ -201,7 +202,9 @@ class Snapshotting:
             print(f"the snapshot of step {step} is thrown away: the state changed while it was copied")
             slots.invalidate(snapshot.slot)
 
-    def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
+    def _free_slot(
+        self, size_bytes: int, *, patient: bool, meanwhile: Callable[[], None]
+    ) -> tuple[SnapshotSlots, int] | None:
         began_s, is_first, self._is_first = self._clock.monotonic(), self._is_first, False
         while True:
             try:
@@ -215,7 +218,8 @@ class Snapshotting:
             is_patient = patient or (is_first and slots is None)
             limit_s = PATIENCE_S if is_patient else FIRST_PATIENCE_S if is_first else 0.0
             if patient and slots is not None:  # the only slot may be that of a save under way
-                limit_s = save_limit_s(SAVE_S, size_bytes)
+                limit_s = SAVE_S
+            meanwhile()
             if self._clock.monotonic() - began_s >= limit_s:
                 return None
             self._clock.sleep(POLL_S)
