@@ -195,6 +195,7 @@ class Bucket:
         return vector
 
     def _add(self, left: Tensor, right: Tensor) -> Tensor:
+        """In the memory of the left one, whichever of the two came last."""
         left.add_(right)
         self._free.append(right)
         return left

@@ -242,6 +242,7 @@ class Loop:
         self._of_steps.contract.end_step()
         step.fault_point("optimizer")
         saving.finish_copy()
+        # Without a drain that comes one step later, because that step is to be compared.
         requests = act_on_requests(parts, self._agreement, step, outcome, self.last_step)
         info = self._recorder.record(step, outcome)
         is_last = step.number == self.last_step

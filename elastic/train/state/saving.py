@@ -172,7 +172,7 @@ class Checkpointing:
         self._clock, self._log = clock, log
         self._resumed_from = resumed.step if resumed.source == "checkpoint" else None
         # What a save is taken to cost training. A run that goes on from memory has time for its
-        # first one. A young run saves at its first step, because it has no checkpoint yet.
+        # first one. A young run has no checkpoint yet: None has it save at its first step.
         self._cost_s = GUESSED_COST_S if resumed.source in ("snapshot", "peer") else None
         self._last_s = clock.monotonic()
         self._under_way: Handover | None = None

@@ -66,8 +66,8 @@ class StepOutcome:
     """What a step ends with, identical on all ranks.
 
     loss: of the last computation, NaN where the library computed none. losses: of all of them; of
-    gradients by hand the norms of the sums that they are made of. own_s: likewise, by rank; see
-    Pace. shards: how many each rank had.
+    gradients by hand the norms of the sums that they are made of. own_s: seconds, by rank
+    (Pace). shards: how many each rank had.
     """
 
     loss: float
