@@ -148,8 +148,8 @@ class Bucket:
         """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
 
         Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
-        +0.0. Two ranks with one shard each do likewise. Raises UsageError where
-        the shard did give a gradient.
+        +0.0. Two ranks with one shard each do likewise. Raises UsageError where the shard did give
+        one.
         """
         missing, self.missing = self.missing, set()
         for parameter in self.parameters if missing else ():

@@ -139,7 +139,7 @@ class GroupWriter:
         # and count its silence.
         if not self._lost_tries and not self._request:
             self._observer.heartbeat.beat()
-        if not self._left_request(Verb.JOIN, group):
+        if not self._leave_request(Verb.JOIN, group):
             self.set(version, transitions.join(self._with_others(group), self._me))
 
     def change(
@@ -162,7 +162,7 @@ class GroupWriter:
             changed = transition(group)
             is_done = changed == group and not self._may_be_written
             verb = None if changed == group else verb_in(group)
-            if verb is not None and self._left_request(verb, group):
+            if verb is not None and self._leave_request(verb, group):
                 self._observer.clock.sleep(self.pause_s)
                 continue
             if verb is not None:
@@ -186,7 +186,7 @@ class GroupWriter:
             self._observer.heartbeat.ask("")
             self._request = ""
 
-    def _left_request(self, verb: Verb, group: Group) -> bool:
+    def _leave_request(self, verb: Verb, group: Group) -> bool:
         """Leave a request in a wide group; whether it is a new one, and this node is to pause."""
         text = request_text(verb, group, self._me)
         if not self._is_wide(group) or text == self._request:

@@ -77,7 +77,7 @@ class HttpServer(ThreadingHTTPServer):
             self.address_family, _, _, _, address = socket.getaddrinfo(
                 where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            super().__init__(address, _Handler)
+            super().__init__(address, _Connection)
         except (OSError, UnicodeError) as error:  # the second for a name that no host can have
             found = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(
@@ -102,7 +102,7 @@ class HttpServer(ThreadingHTTPServer):
         """A client that went away, or was cut, is no news."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Connection(BaseHTTPRequestHandler):
     timeout = CONNECTION_S
     server: HttpServer
     server_version, sys_version = "elastic-train", ""

@@ -18,8 +18,8 @@ A payload in storage has a sha256 of its parts besides (image_hash.py), because 
 written by anyone.
 
 Checksums are sums of 64-bit words: one pass at the speed of memory, where sha256 would cost a tenth
-of a step. Each stretch is summed by itself, so that parts that changed places are
-noticed. It imports no torch: the uploader uses it too.
+of a step. Each stretch is summed by itself, so that parts that changed places are noticed. It
+imports no torch: the uploader uses it too.
 """
 
 import hashlib

@@ -15,9 +15,8 @@ def test_a_step_waits_for_the_device_once_and_makes_few_calls(drill, recipes, tm
     those beyond plain PyTorch's, of a step with eight shards and 30 parameters.
     """
     counts = tmp_path / "counts.json"
-    drill.start(
-        "--save-every", "1000steps", recipe=recipes / "counted.py", arguments=(str(counts),)
-    ).ends_with(0)
+    of_counts = {"recipe": recipes / "counted.py", "arguments": (str(counts),)}
+    drill.start("--save-every", "1000steps", **of_counts).ends_with(0)
     ours, plain = (found[1:] for found in json.loads(counts.read_text()))
     for odd_or_even in (0, 1):
         assert median(each["reads"] for each in ours[FIRST + odd_or_even :: 2]) == 1

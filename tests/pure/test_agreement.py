@@ -152,6 +152,20 @@ def test_votes_are_on_the_control_page_before_the_sum():
     assert node.agreed_snapshots() == []
 
 
+def changed_after_its_vote(member):
+    node = Node(member)
+    node.trains(1, 1.0)
+    node.value.fill_(member.rank)
+    with pytest.raises(StatesDiffer) as raised:
+        node.agreement.compare_anew(1)
+    return [node.agreement.step, raised.value.divergence.entry]
+
+
+def test_states_that_changed_after_their_votes_differ(ranks):
+    """The votes agree, and count; a bit has flipped since."""
+    assert ranks.run(2, changed_after_its_vote) == [[1, "m.w"]] * 2
+
+
 def difference(votes, *, step=2, agreed=1):
     nodes = tuple(f"node{rank}" for rank in range(len(votes)))
     return Divergence(generation=1, step=step, agreed=agreed, entry="m.w", votes=tuple(votes), nodes=nodes)

@@ -71,14 +71,12 @@ TERM = "SIGTERM"
 A = Action
 TABLE = [
     row(A.CONTINUE, "training"),
-    row(A.CONTINUE, "training", DONE),
     # The group's word counts more than what workers do.
     row(A.STOP, "the run ended: complete", -9, group_ended="complete"),
     row(A.REJOIN, "a newer generation", fenced=True),
     row(A.REJOIN, "node lost", -9, closed="node lost"),
     row(A.LEAVE, "node left", closed="node left", leaving=TERM),
     # A worker fails.
-    row(A.FAIL, "rank 4 ended with signal 9", -9),
     row(A.FAIL, "rank 5 ended with exit code 3", DONE, 3),
     row(A.FAIL, "rank 5 ended with signal 9", LOST, -9),
     row(A.FAIL, "rank 5 ended with exit code 0 within the loop, in step 7", exits=within_loop(7)),

@@ -56,7 +56,6 @@ YOUNG, OLD = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.
     [
         ([], {"n1": 3.0}, None, "running"),
         ([], {"n1": 30.0}, None, "interrupted"),
-        ([], {}, None, "interrupted"),
         ([logged("run_interrupted", 990.0, step=100)], {"n1": 30.0}, None, "drained"),
         # A node that was drained a second ago is gone.
         ([logged("run_interrupted", 999.0, step=100)], {"n1": 1.0}, None, "drained"),

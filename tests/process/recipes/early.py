@@ -1,7 +1,7 @@
 """Draws random numbers before elastic.start; the first argument says what it does beside that.
 
 seeded: it seeds torch's generator, and builds its model before elastic.start. unseeded: it builds
-its model there without a seed. wrapped: as seeded, and the model is wrapped after elastic.start.
+its model there without a seed.
 """
 
 import random
@@ -20,8 +20,6 @@ if sys.argv[1] != "unseeded":
 model = nn.Linear(4, 4)
 model.weight.register_hook(lambda gradient: gradient)
 run = elastic.start(seed=3, global_batch=8, shards=4)
-if sys.argv[1] == "wrapped":
-    model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = run.data(TensorDataset(torch.randn(16, 4)), epochs=1)
 for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):

@@ -69,12 +69,9 @@ def main() -> None:
 
     for step in run.steps(data, state):
         wait_at_gate(gates, step.number, run.rank)
-        loss = step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
+        step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
         optimizer.step()
         step.log(rate=1 / step.number)
-        if step.number == 5:
-            run.print("the fifth")
-            step.log(extra=loss)
 
 
 if __name__ == "__main__":
