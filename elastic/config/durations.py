@@ -29,6 +29,10 @@ class Every:
     kind: Kind
     value: float = 0.0  # 0 for auto and off
 
+    def next_step(self, step: int) -> int:
+        """The first step from this one on whose number `value` divides."""
+        return -(-step // int(self.value)) * int(self.value)
+
     @staticmethod
     def parse(
         text: str,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, tee
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,13 +62,8 @@ class Batch:
         return torch.from_numpy(words)
 
 
-class Slice(NamedTuple):
-    """Which samples one batch has, int64 [n] in host memory each; the fields are those of Batch."""
-
-    epoch: int
-    shard: int
-    indices: Tensor
-    streams: Tensor
+# Which samples one batch has: epoch, shard, indices and streams, as in Batch.
+Slice = tuple[int, int, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +84,32 @@ class BatchLoader:
     def batches(self, slices: Iterator[Slice]) -> Iterator[Batch]:
         """One batch of each slice, in order. Loading processes take slices ahead of their use."""
         slices, ahead = tee(slices)
-        for each, data in zip(slices, self._load(ahead), strict=True):
-            yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
+        for (epoch, shard, indices, streams), data in zip(slices, self._load(ahead), strict=True):
+            yield Batch(data=data, indices=indices, streams=streams, epoch=epoch, shard=shard, seed=self.seed)
 
     def again(self, one: Slice) -> Batch:
         """The batch of one slice, loaded in this process."""
         return next(replace(self, workers=0).batches(iter([one])))
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
-        """The collated samples of each slice."""
+        """The collated samples of each slice, on the run's device."""
         if type(self.dataset) is TensorDataset and self.collate is None:  # nothing is drawn or called
-            tensors = self.dataset.tensors
-            return (tuple(tensor[each.indices] for tensor in tensors) for each in slices)
+            tensors, device = self.dataset.tensors, self.device
+            moves = any(tensor.device != device for tensor in tensors)
+            for _, _, indices, _ in slices:
+                data = [tensor.index_select(0, indices) for tensor in tensors]
+                yield tuple(to_device(data, device) if moves else data)
+            return
         requests = (
-            [(each.epoch, *pair) for pair in zip(each.streams.tolist(), each.indices.tolist(), strict=True)]
-            for each in slices
+            [(epoch, *pair) for pair in zip(streams.tolist(), indices.tolist(), strict=True)]
+            for epoch, _, indices, streams in slices
         )
         keyed = KeyedBatches(dataset=self.dataset, seed=self.seed, collate=self.collate or default_collate)
-        if self.workers == 0:
-            return (keyed[request] for request in requests)
-        return load_in_processes(keyed, requests, self.workers, ahead=self.ahead)
+        loaded: Iterator[Any] = (keyed[request] for request in requests)
+        if self.workers:
+            loaded = load_in_processes(keyed, requests, self.workers, ahead=self.ahead)
+        for data in loaded:
+            yield to_device(data, self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +158,15 @@ class Loader:
             drawn, numbers = order.drawn(epoch)
             samples = order.batch(drawn, batch_in_epoch)
             streams = samples if numbers is drawn else order.batch(numbers, batch_in_epoch)
+            size = order.global_batch // order.shards
             for shard in shards_of(step):
-                yield Slice(
+                where = slice(shard * size, (shard + 1) * size)
+                indices = torch.from_numpy(samples[where])
+                yield (
                     epoch,
                     shard,
-                    torch.from_numpy(order.shard(samples, shard)),
-                    torch.from_numpy(order.shard(streams, shard)),
+                    indices,
+                    indices if streams is samples else torch.from_numpy(streams[where]),
                 )
 
 

@@ -82,15 +82,21 @@ class SampleOrder:
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, batch within it), both from 0, of a step counted from 1."""
         assert step >= 1
-        ends = self.ends
-        if ends is None:
+        if self.draws is None or (ends := self.draws.ends) is None:
             return divmod(step - 1, self.steps_per_epoch)
         epoch = bisect_right(ends, step - 1)
         return epoch, step - 1 - (ends[epoch - 1] if epoch else 0)
 
+    def epoch_end(self, step: int) -> int:
+        """The last step of the epoch that this step is in; of the run, in its last epoch."""
+        ends = self.ends
+        if ends is None:
+            return min(self.steps, -(-step // self.steps_per_epoch) * self.steps_per_epoch)
+        return min(self.steps, ends[min(bisect_right(ends, step - 1), len(ends) - 1)])
+
     def ends_epoch(self, step: int) -> bool:
         """Whether it is the last step of its epoch; the last step of the run ends one too."""
-        return step == self.steps or self.position(step)[0] != self.position(step + 1)[0]
+        return step == self.epoch_end(step)
 
     @cached_property
     def drawn(self) -> Callable[[int], tuple[Samples, Samples]]:
@@ -134,13 +140,11 @@ class SampleOrder:
 
     def batch(self, of_epoch: Samples, batch_in_epoch: int) -> NDArray[np.int64]:
         """int64 [global_batch]: what one step takes of its epoch's samples, or of their streams."""
-        positions = np.arange(batch_in_epoch * self.global_batch, (batch_in_epoch + 1) * self.global_batch)
-        return of_epoch[positions % len(of_epoch)]
-
-    def shard(self, batch: NDArray[np.int64], shard: int) -> NDArray[np.int64]:
-        """int64 [global_batch / shards]: one shard's slice of a batch."""
-        size = self.global_batch // self.shards
-        return batch[shard * size : (shard + 1) * size]
+        begin = batch_in_epoch * self.global_batch
+        end = begin + self.global_batch
+        if isinstance(of_epoch, np.ndarray) and end <= len(of_epoch):
+            return of_epoch[begin:end].copy()
+        return of_epoch[np.arange(begin, end) % len(of_epoch)]
 
 
 def steps_in(samples: int, global_batch: int, tail: Tail) -> int:

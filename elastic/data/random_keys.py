@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 ROUNDS = 8
 
 
 def mix(value: int) -> int:
     """SplitMix64's finaliser: a bijection of 64-bit numbers."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    value = (value ^ (value >> 30)) * _FIRST & MASK
+    value = (value ^ (value >> 27)) * _SECOND & MASK
     return value ^ (value >> 31)
 
 
@@ -40,10 +41,24 @@ def key(*parts: int | str) -> int:
 
     Words enter by their sha256, numbers modulo 2**64.
     """
-    state = 0
+    return extended(0, *parts)
+
+
+def extended(state: int, *parts: int | str) -> int:
+    """The key of a purpose that goes on from that of its first parts."""
     for part in parts:
-        mixed = _mixed_word(part) if isinstance(part, str) else mix(part + GOLDEN & MASK)
-        state = mix((state + GOLDEN & MASK) ^ mixed)
+        if isinstance(part, str):
+            value = _mixed_word(part)
+        else:
+            # `mix` written out, here and below: steps make several keys each.
+            value = part + GOLDEN & MASK
+            value = (value ^ (value >> 30)) * _FIRST & MASK
+            value = (value ^ (value >> 27)) * _SECOND & MASK
+            value ^= value >> 31
+        value ^= state + GOLDEN & MASK
+        value = (value ^ (value >> 30)) * _FIRST & MASK
+        value = (value ^ (value >> 27)) * _SECOND & MASK
+        state = value ^ (value >> 31)
     return state
 
 
@@ -56,8 +71,8 @@ def bits(base: NDArray[np.uint64] | int, counters: NDArray[np.uint64]) -> NDArra
     """uint64 words at the given counters of the stream(s) `base`; shapes broadcast."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
         value = np.asarray(base, dtype=np.uint64) + (counters + np.uint64(1)) * np.uint64(GOLDEN)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
         mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
         return mixed
 

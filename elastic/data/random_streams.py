@@ -14,22 +14,32 @@ would be other numbers than in runs that have begun. Python's generator takes al
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
 from elastic.data.random_keys import key
 
+# random.seed is a call of Python that tells integers from texts before it does the same.
+_PYTHON: Any = random.seed.__self__  # type: ignore[attr-defined]
+_seed_python = super(random.Random, _PYTHON).seed
+
 
 def enter(seed: int, *purpose: int | str) -> None:
     """Seed all global generators for a purpose, such as (seed, "shard", step, shard)."""
-    stream = key(seed, *purpose)
+    seed_all(key(seed, *purpose))
+
+
+def seed_all(stream: int) -> None:
+    """Seed all global generators by a key."""
     # Not torch.manual_seed: before CUDA is initialised each call of it queues another call, with a
     # stack trace, and the queue would grow with every sample.
     torch.default_generator.manual_seed(stream >> 1)  # the 63 bits of a non-negative int64
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(stream >> 1)
-    random.seed(stream)
+    _seed_python(stream)
+    _PYTHON.gauss_next = None
     np.random.seed(stream & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what old augmentation code draws from
 
 

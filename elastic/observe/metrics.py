@@ -17,7 +17,6 @@ within a folder only.
 """
 
 import errno
-import json
 import os
 import re
 from collections import deque
@@ -31,7 +30,7 @@ from elastic.observe import step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.system.files import FULL, create_whole, link_over, listing, make_folders, read_if_there
-from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, last_lines, lines_of
+from elastic.system.growing_file import LINE_LIMIT_BYTES, AppendedFile, json_line, last_lines, lines_of
 
 DROPPED_LINES = 1024  # that a rewind tells of, at most
 _TRIES = 10  # a newer generation begins in each
@@ -136,13 +135,13 @@ class Metrics:
         Raises TypeError if the recipe logged a value that is not JSON, such as a tensor, and
         UsageError if it logged so much that no reader would take the line.
         """
-        record = line.to_json()
-        if line.values and len(json.dumps(line.values)) > _MOST_VALUES_BYTES:
+        text = json_line(line.to_json())
+        if len(text) > _MOST_VALUES_BYTES:
             raise UsageError(
                 f"step.log: expected at most {_MOST_VALUES_BYTES // 1000} kB of values in a step, found more in step"
                 f" {line.step}; log numbers, and write larger values into a file of your own"
             )
-        self._file.append(record)
+        self._file.append_line(text)
 
     def rewind(self, step: int) -> Rewound:
         """Begin a file with the lines of steps up to `step`.

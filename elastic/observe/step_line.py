@@ -48,14 +48,16 @@ class StepLine:
     values: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in NAMES}
-        return self.values | {
-            name: value for name, value in known.items() if value is not None or name == "loss"
-        }
+        record = self.values | {"step": self.step, "epoch": self.epoch, "loss": self.loss}
+        for name in _AFTER_LOSS:
+            if (value := getattr(self, name)) is not None:
+                record[name] = value
+        return record
 
 
 # In the order in which they are written.
 NAMES = tuple(each.name for each in fields(StepLine) if each.name != "values")
+_AFTER_LOSS = NAMES[NAMES.index("loss") + 1 :]
 OWN_NAMES = frozenset(NAMES) - {"loss"}  # that the run itself sets
 
 

@@ -30,8 +30,6 @@ from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import FlatState, state_evidence
 from elastic.train.state.snapshotting import Snapshotting
 
-LOW_BITS = 32
-_LOW = (1 << LOW_BITS) - 1
 _KEPT = 1 << 63  # above the 63 bits of a vote
 
 
@@ -170,32 +168,26 @@ class Agreement:
         else:
             self._add(step, vote_of(checksum))
 
-    def numbers(self) -> list[float]:
-        """What this rank adds to the end-of-step all-reduce: two places for each rank."""
-        groups = self.comparison.groups
+    def ballots(self) -> list[int]:
+        """What this rank tells at the end of a step: a place of 64 bits for each rank."""
         self._end_live()
-        if groups.world_size == 1:
+        if self.comparison.groups.world_size == 1:
             return []
-        places = [0.0] * (2 * groups.world_size)
+        places = [0] * self.comparison.groups.world_size
         self._sent = None
         if self._vote is not None:
-            self._sent, vote = self._vote
-            self._vote = None
-            ballot = self._ballot(self._sent, vote, is_last=False)
-            places[2 * groups.rank : 2 * groups.rank + 2] = ballot >> LOW_BITS, ballot & _LOW
+            (self._sent, vote), self._vote = self._vote, None
+            places[self.comparison.groups.rank] = self._ballot(self._sent, vote, is_last=False)
         return places
 
-    def read(self, sums: list[float], undo: Callable[[], None]) -> None:
-        """What the all-reduce made of all ranks' `numbers`, before the optimizer's update.
+    def read(self, ballots: Sequence[int], undo: Callable[[], None]) -> None:
+        """What all ranks told, before the optimizer's update.
 
         undo: gives the state what the step has changed of it so far. Raises StatesDiffer or
         RecipeNotExact, on every rank, if they differ.
         """
         step, self._sent = self._sent, None
         if step is not None:
-            ballots = [
-                (int(high) << LOW_BITS) | int(low) for high, low in zip(sums[::2], sums[1::2], strict=True)
-            ]
             self._judge(step, ballots, undo)
 
     def compare(self, *, is_last: bool = False) -> None:
@@ -236,7 +228,7 @@ class Agreement:
         kept = self.snapshotting is None or self.snapshotting.keeps(step, is_last=is_last)
         return vote | _KEPT if kept else vote
 
-    def _judge(self, step: int, ballots: list[int], undo: Callable[[], None]) -> None:
+    def _judge(self, step: int, ballots: Sequence[int], undo: Callable[[], None]) -> None:
         votes = [ballot & ~_KEPT for ballot in ballots]
         if len(set(votes)) == 1:
             self._agree(step, votes[0])

@@ -16,7 +16,8 @@ functions of earlier sums of the step see the loop's variables as they are by th
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +42,7 @@ Function = Callable[[Batch], Tensor]
 Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(NamedTuple):
     """One call of the recipe's function for one shard.
 
     number: among the sums and losses of the step, from 1. buffers, modes: that it begins with.
@@ -75,7 +75,7 @@ class Auditor:
         """Afterwards the State, its gradients and the random streams are as before."""
         buffers, gradients = self.of_steps.buffers.save(), [(p, p.grad) for p in self.names]
         modes = Modes(structure.submodules(self.parts.state.modules))
-        with random_streams.kept(), self.of_steps.gradients.paused():
+        with random_streams.kept():
             try:
                 yield
             finally:
@@ -181,7 +181,7 @@ class StepAudit:
         if self._batch is None:
             self._batch = self._auditor.parts.loader.shard(self._step, self.again.shard)
         before = self.again.buffers or self._auditor.of_steps.buffers.opening
-        call = replace(self.first.begun[number][0], buffers=before)
+        call = self.first.begun[number][0]._replace(buffers=before)
         self._outputs[number] = self._run(self.again, call, self._batch)
 
     def _run(self, computation: Computation, call: Call, batch: Batch) -> Tensor:

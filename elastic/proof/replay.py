@@ -49,11 +49,11 @@ class Replay:
 
 
 class ReplayCheck:
-    """log: on rank 0 alone."""
+    """log: on rank 0 alone. steps: that are to be compared yet, by number."""
 
     def __init__(self, begun: Replay, run_url: str, log: EventLog | None) -> None:
         self._begun = begun
-        self._steps = {each.step: each for each in begun.steps}
+        self.steps = {each.step: each for each in begun.steps}
         self._run_url = run_url
         self._log = log
 
@@ -62,10 +62,10 @@ class ReplayCheck:
 
         Raises ReplayDiffers on every rank where it differs and nothing excuses it.
         """
-        first = self._steps.pop(line.step, None)
+        first = self.steps.pop(line.step, None)
         if first is None or first.chain == line.chain:
             return
-        self._steps = {}  # a chain value stays another one
+        self.steps = {}  # a chain value stays another one
         now, excuse = finite(line.loss), ""
         if self._log is not None:
             excuse = self._begun.excuse or no_determinism()

@@ -53,7 +53,9 @@ class Collected:
         self.step, self.computations = step, 0
         self.losses, self.gradients = {}, {}
 
-    def add(self, losses: Mapping[int, Tensor], gradients: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def add(
+        self, losses: Mapping[int, Tensor | float], gradients: Iterable[tuple[str, nn.Parameter]]
+    ) -> None:
         """A computation ended: `.grad` has the sum over all shards."""
         self.computations += 1
         of = "" if self.computations == 1 else f" (computation {self.computations})"

@@ -1,21 +1,19 @@
-"""One flat vector holds the gradients of several parameters, and the sum of each pair of shards.
+"""The gradients of some parameters: lists of autograd's own tensors, added up in the tree's order.
 
-A shard's gradients are copied into the vector as autograd produces them, and `.grad` then points
-into it, so that autograd itself adds the second shard of an aligned pair (the first level of the
-tree, see tree.py). A gradient that a shard does not give counts as +0.0 at every level of the tree,
-so that the sign of a zero is the same too.
+`.grad` is None before the first shard of an aligned pair, and autograd adds the second shard to it
+in place: that is the first level of the tree (tree.py). The levels above add one list of tensors to
+another. A gradient that a shard does not give counts as +0.0 at every level, so that the sign of a
+zero is the same too. No gradient is copied but into the vector that goes to other ranks.
 
-Vectors are used again in the next computation with the views that shards add to, unless the recipe
-has kept a gradient that lies in one: a gradient never changes while something refers to it. The
-gradients of a step are other views, since a recipe may do with those what it likes.
-
-A hook is called for each parameter and shard, so the names here are numbers (`id`): a tensor's own
-hash is a call of Python.
+Autograd counts how often a tensor was written to. After the second shard of a pair each gradient
+was written to once more than after the first; any other count is a gradient that came in parts, or
+that something else has changed, and is refused.
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
+from itertools import compress
+from operator import attrgetter, is_, is_not
 from typing import Protocol
 
 import torch
@@ -26,8 +24,13 @@ from elastic.reduce.tree import Block, Stack
 
 _NAMED = 3
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
-_STRIDED = torch.strided  # read once: torch's own namespace is a large one
+# In a vector each gradient begins where memory of its own would, as far as kernels can tell: those
+# that multiply matrices choose by it, and may round differently.
+ALIGNED_BYTES = 64
+_GRAD, _VERSION, _FORM = attrgetter("grad"), attrgetter("_version"), attrgetter("dtype", "layout")
+_is_there = partial(is_not, None)
 Show = Callable[[nn.Parameter, Tensor], None]  # is given the gradient of each parameter
+Given = list[Tensor | None]  # the gradient of each parameter, None where no shard gave one
 
 
 class Trained(Protocol):
@@ -42,163 +45,182 @@ class Trained(Protocol):
 
     def name_of(self, parameter: nn.Parameter) -> str: ...
 
-    def accumulated_outside(self, parameter: nn.Parameter) -> None:
-        """A backward that is none of a shard's added to this parameter's `.grad`."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Vector:
-    """views: of `flat`, by the id of the parameter whose gradient each holds."""
-
-    flat: Tensor
-    views: dict[int, Tensor]
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nothing else refers to it or to a part of it."""
-        is_alone = references(self.flat) == ONE_REFERENCE + len(self.views)
-        return is_alone and max(map(sys.getrefcount, self.views.values())) <= ONE_NAME
+    def check_backward(self, parameter: nn.Parameter) -> None:
+        """A backward gave this parameter a gradient. Raises UsageError inside a step's function."""
 
 
 class Bucket:
-    """Some parameters whose gradients travel together, and the flat vectors that hold them.
+    """Some parameters whose gradients travel together, one shard's after another's.
 
-    ids: theirs. missing: of those that this shard gave no gradient yet.
+    length: numbers in the vector that holds them. forms: dtype and layout of each gradient. stack:
+    what the blocks of shards gave so far.
     """
 
     def __init__(self, parameters: list[nn.Parameter], names: Trained) -> None:
         self.parameters = parameters
-        self.ids = frozenset(map(id, parameters))
-        self.length = sum(p.numel() for p in parameters)
-        self.missing: set[int] = set()
-        self.stack: Stack[Tensor] = Stack(self._add)
-        self._names = names
-        self._vectors: dict[int, _Vector] = {}  # by the id of the flat tensor
-        self._free: list[Tensor] = []
-        self._flat: Tensor | None = None
-        self._views: dict[int, Tensor] = {}  # of that
-        self._is_second = False  # inside the second shard of a pair
-        self._left: tuple[Tensor, int] | None = None  # where `.grad` points, and its version then
+        self.names = names
+        self.length = 0
+        self._nothing: Given = [None] * len(parameters)
+        self.forms = [(p.dtype, torch.strided) for p in parameters]
+        self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        for p in parameters:
+            self._places.append((p.shape, _strides(p), self.length))
+            aligned = ALIGNED_BYTES // p.element_size()
+            self.length += -(-p.numel() // aligned) * aligned
+        self.begin()
 
-    def begin_pair(self) -> None:
-        """Take a vector for the next pair of shards. `.grad = None` until a gradient comes."""
-        for parameter in self.parameters:
-            parameter.grad = None
-        vector = self._free_vector()
-        self._flat, self._views = vector.flat, vector.views
+    def begin(self) -> None:
+        """No parameter has a gradient any more."""
+        self.stack: Stack[Given] = Stack(add)
+        self._used: list[bool] | None = None  # where the blocks were packed
+        self._is_second = False  # in the second shard of a pair
+        self._first: Given = self._nothing  # what the first shard of a pair gave
+        # How often each of those was written to then, and is to be after the second shard.
+        self._versions: tuple[list[int], list[int]] = [], []
+        self._clear()
 
     def begin_shard(self, *, is_second: bool) -> None:
-        """Raises UsageError where the function has changed the gradients of the shards before."""
-        if self._left is not None and self._left[0]._version != self._left[1]:  # noqa: SLF001 - autograd's count
-            self._refuse(self.parameters[0])
-        self.missing = set(self.ids)
+        """Raises UsageError where a function has changed `.grad` since the shard before."""
         self._is_second = is_second
+        if not is_second:
+            self._first, self._versions = self._nothing, ([], [])
+        self._check(is_after=False)
 
-    def collect(self, parameter: nn.Parameter) -> None:
-        """Move the gradient that autograd just gave `parameter` into the vector.
+    @property
+    def is_complete(self) -> bool:
+        """Whether this shard has given a gradient to each parameter."""
+        found = list(map(_GRAD, self.parameters))
+        if not self._is_second:
+            return are_all(found)
+        return are_all(found) and self._is_written(found, is_after=True)
 
-        Only the first shard of a pair needs the copy: autograd puts its gradient wherever it likes,
-        and from then on adds to `.grad` in place, which is the vector. One copy is cheaper than
-        zeroing the vector beforehand and adding to it.
+    def end_first(self) -> None:
+        """After the backward of the first shard of a pair, whose second one follows."""
+        self._first = list(map(_GRAD, self.parameters))
+        versions = list(map(_VERSION, filter(_is_there, self._first)))
+        self._versions = versions, list(map((1).__add__, versions))
 
-        Raises UsageError for a gradient that is sparse, or of another dtype than the parameter,
-        that a hook took away, that comes in parts, or of a parameter that the function has frozen
-        since.
+    def end_block(self, block: Block, show: Show | None = None) -> None:
+        """`.grad` holds the sum of these shards: it joins those before, and `.grad` is None again.
+
+        show: is given the gradients as they join. Raises UsageError where `.grad` is not what
+        autograd makes of the two shards of a pair.
         """
-        name = id(parameter)
-        if name not in self.missing:
-            # As reentrant activation checkpointing gives it, where two checkpointed parts share a
-            # weight. In a second shard (a + b1) + b2 would not be a + (b1 + b2).
-            raise UsageError(
-                f"expected the gradient of {self._names.name_of(parameter)} at once in each shard, found it in parts; with activation checkpointing, pass "
-                "use_reentrant=False to torch.utils.checkpoint.checkpoint"
-            )
-        self.missing.discard(name)
-        gradient, view = parameter.grad, self._views[name]
         if self._is_second:
-            if gradient is not view:
-                self._refuse(parameter)
-        elif gradient is None:
-            self._refuse(parameter)
-        else:
-            if gradient.layout is not _STRIDED:
+            self._check(is_after=True)
+        found: Given = list(map(_GRAD, self.parameters))
+        if show is not None:
+            for parameter, gradient in zip(self.parameters, found, strict=True):
+                show(parameter, torch.zeros_like(parameter) if gradient is None else gradient)
+        self._clear()
+        self.stack.push(block, found)
+
+    @property
+    def used(self) -> list[bool]:
+        """Of each parameter, whether a shard gave it a gradient."""
+        if self._used is not None:
+            return self._used
+        blocks = self.stack.parts.values()
+        return [any(given[i] is not None for given in blocks) for i in range(len(self.parameters))]
+
+    def assign(self, gradients: Given) -> None:
+        """Put them into `.grad`."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def parts(self, is_chosen: list[bool]) -> list["Bucket"]:
+        """Some of its parameters, with what was given to them, in buckets of one dtype each."""
+        chosen = list(compress(self.parameters, is_chosen))
+        place = {id(p): number for number, p in enumerate(self.parameters)}
+        found = [Bucket(group, self.names) for group in groups(chosen)]
+        for bucket in found:
+            of_bucket = [place[id(p)] for p in bucket.parameters]
+            bucket.stack.parts = {
+                block: [given[i] for i in of_bucket] for block, given in self.stack.parts.items()
+            }
+        return found
+
+    def check_sent(self) -> None:
+        """After the backward. Raises UsageError where it gave more after the bucket was sent."""
+        self.begin_shard(is_second=False)
+
+    def check_forms(self, given: Given) -> None:
+        """Raises UsageError for a sparse gradient, or one of another dtype than its parameter."""
+        forms = list(map(_FORM, filter(_is_there, given)))
+        if forms == self.forms or forms == list(compress(self.forms, map(_is_there, given))):
+            return
+        for parameter, gradient in zip(self.parameters, given, strict=True):
+            if gradient is not None and gradient.layout is not torch.strided:
                 raise UsageError(
-                    f"expected a dense gradient of {self._names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
+                    f"expected a dense gradient of {self.names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
                     "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
                 )
-            if gradient.dtype is not view.dtype:
+            if gradient is not None and gradient.dtype is not parameter.dtype:
                 raise UsageError(
-                    f"expected gradients of {self._names.name_of(parameter)} in its own dtype, {view.dtype}, found {gradient.dtype}; leave grad_dtype as torch "
+                    f"expected gradients of {self.names.name_of(parameter)} in its own dtype, {parameter.dtype}, found {gradient.dtype}; leave grad_dtype as torch "
                     "sets it, and return that dtype from a backward of your own; for more digits keep the parameter in float32"
                 )
-            view.copy_(gradient)
-            parameter.grad = view
 
-    def _refuse(self, parameter: nn.Parameter) -> None:
-        """Raises UsageError."""
-        name = self._names.name_of(parameter)
-        if parameter.grad is None and not parameter.requires_grad:
-            raise UsageError(left_changed([name], is_frozen=True))
-        raise UsageError(
-            f"expected the gradient of {name} to stay in .grad until all shards are summed, found it changed or taken by zero_grad(), a hook or an optimizer "
-            "in the function; call these in the loop's body, after backward"
-        )
+    def pack(self, room: int = 0) -> dict[Block, Tensor]:
+        """One vector of each block, and behind its gradients `room` numbers, which are 0.
 
-    def fill_missing(self) -> None:
-        """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
-
-        Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
-        +0.0. Two ranks with one shard each do likewise. Raises UsageError where the shard did give
-        one.
+        Raises UsageError as `check_forms`.
         """
-        missing, self.missing = self.missing, set()
-        for parameter in self.parameters if missing else ():
-            if id(parameter) in missing:
-                view = self._views[id(parameter)]
-                if parameter.grad is not None and not self._is_second:  # autograd called no hook
-                    raise UsageError(
-                        f"expected the tensor that {self._names.name_of(parameter)} had when the loop began, found another one; leave torch.utils.swap_tensors "
-                        "out of the loop: copy the numbers, under torch.no_grad()"
-                    )
-                parameter.grad = view.add_(0.0) if self._is_second else view.zero_()
-        if (flat := self._flat) is not None:
-            self._left = flat, flat._version  # noqa: SLF001
+        found, self._used = {}, self.used
+        for block, given in self.stack.parts.items():
+            self.check_forms(given)
+            found[block] = flat = self.parameters[0].new_empty(self.length + room)
+            flat[self.length :] = 0
+            views = self.views(flat)
+            for view, gradient in zip(views, given, strict=True) if not are_all(given) else ():
+                if gradient is None:
+                    view.zero_()
+            if any(map(_is_there, given)):
+                torch._foreach_copy_([*compress(views, map(_is_there, given))], there(given))
+        self.stack = Stack(add)
+        return found
 
-    def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
-        """The vector holds the sum of these shards: hand it to the stack.
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Where each gradient lies in a vector, in the form that autograd would give it."""
+        begin = flat.storage_offset()
+        return [flat.as_strided(shape, strides, begin + at) for shape, strides, at in self._places]
 
-        show: is given what the vector holds at the last moment before it joins the sum.
+    def _clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _is_written(self, found: Given, *, is_after: bool) -> bool:
+        """Whether these are what the first shard gave, each written to as often as it should."""
+        versions = list(map(_VERSION, filter(_is_there, found)))
+        return all(map(is_, found, self._first)) and versions == self._versions[is_after]
+
+    def _check(self, *, is_after: bool) -> None:
+        """Raises UsageError unless `.grad` is what the first shard of the pair has left there.
+
+        is_after: of the second one, which has added its gradients. One that only one of the two
+        gave gets the zero of the other one.
         """
-        assert self._flat is not None
-        if show is not None:
-            for parameter in self.parameters:
-                show(parameter, self._views[id(parameter)])
-        self.stack.push(Block(min(pair), len(pair)), self._flat)
-        self._left = self._flat, self._flat._version  # noqa: SLF001 - the stack may have added to it
-        self._flat = None
+        found = list(map(_GRAD, self.parameters))
+        if self._is_written(found, is_after=is_after):
+            return
+        versions = iter(self._versions[is_after])
+        for parameter, first, now in zip(self.parameters, self._first, found, strict=True):
+            missing = 0 if first is None else next(versions) - first._version  # noqa: SLF001
+            is_one = is_after and now is not None and (first is None or (first is now and missing == 1))
+            if is_one and now is not None:
+                now.add_(0.0)  # -0.0 + 0.0 is +0.0
+            elif now is not first or missing != 0:
+                raise changed(self.names.name_of(parameter), parameter)
 
-    def recycle(self) -> None:
-        """Take back the vectors of the last step, whose gradients are not needed any more."""
-        self._free += self.stack.parts.values()
-        self.stack, self._left = Stack(self._add), None
 
-    def _free_vector(self) -> _Vector:
-        """A vector to which nothing else refers: the recipe may have kept an earlier gradient."""
-        while self._free:
-            vector = self._vectors[id(self._free.pop())]
-            if vector.is_free:
-                return vector
-            del self._vectors[id(vector.flat)]
-        flat = self.parameters[0].new_empty(self.length)
-        views = dict(zip(map(id, self.parameters), cut(flat, self.parameters), strict=True))
-        self._vectors[id(flat)] = vector = _Vector(flat, views)
-        return vector
-
-    def _add(self, left: Tensor, right: Tensor) -> Tensor:
-        """In the memory of the left one, whichever of the two came last."""
-        left.add_(right)
-        self._free.append(right)
-        return left
+def changed(name: str, parameter: nn.Parameter) -> UsageError:
+    """Its gradient is not what autograd makes of a shard, or of the two of a pair."""
+    if parameter.grad is None and not parameter.requires_grad:
+        return UsageError(left_changed([name], is_frozen=True))
+    return UsageError(
+        f"expected autograd alone to write the gradient of {name}, once a shard, found it changed or in parts, as by zero_grad(), a hook or a backward "
+        "in the function: call these in the loop's body; checkpoint with use_reentrant=False"
+    )
 
 
 def left_changed(names: list[str], *, is_frozen: bool) -> str:
@@ -208,12 +230,6 @@ def left_changed(names: list[str], *, is_frozen: bool) -> str:
         f"the function given to step.mean_loss or step.sum has {'frozen' if is_frozen else 'unfrozen'} {', '.join(names[:_NAMED])}{more} (requires_grad = "
         f"{not is_frozen}) and leaves that so; set requires_grad in the loop's body, or put it back before the function returns"
     )
-
-
-def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """A vector cut into views of the shapes of `like`."""
-    parts = flat.split_with_sizes([tensor.numel() for tensor in like])
-    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
 
 def groups(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -229,10 +245,32 @@ def groups(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return groups + list(open_by_kind.values())
 
 
-def references(tensor: Tensor) -> int:
-    """How many tensors use this one's memory, more or less: compare with ONE_REFERENCE."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # noqa: SLF001
+def are_all(given: Given) -> bool:
+    """Whether each parameter has a gradient."""
+    return all(map(_is_there, given))
 
 
-ONE_REFERENCE = references(torch.empty(1))
-ONE_NAME = max(map(sys.getrefcount, {0: object()}.values()))
+def there(given: Given) -> list[Tensor]:
+    """Without the missing ones."""
+    return [gradient for gradient in given if gradient is not None]
+
+
+def add(left: Given, right: Given) -> Given:
+    """In the memory of the left one, whichever of the two came last."""
+    if are_all(left) and are_all(right):
+        torch._foreach_add_(there(left), there(right))
+        return left
+    found: Given = []
+    for one, other in zip(left, right, strict=True):
+        given = other if one is None else one
+        if given is not None:
+            given.add_(0.0 if one is None or other is None else other)
+        found.append(given)
+    return found
+
+
+def _strides(parameter: Tensor) -> tuple[int, ...]:
+    """Of the gradient that autograd gives it: its own, or in one row where it lies with gaps."""
+    own = parameter.stride()
+    is_dense = torch.empty_like(parameter, device="meta").stride() == own
+    return own if is_dense else torch.empty(parameter.shape, device="meta").stride()

@@ -64,8 +64,9 @@ class Exchange:
         self.spans = tuple(spans)
         self.own_shards = self.spans[self.rank]
         self._blocks = [blocks(each) for each in self.spans]
+        self.own_blocks = self._blocks[self.rank]
         half = self.shards // 2
-        self._are_halves = self._blocks == [(Block(0, half),), (Block(half, half),)]
+        self._are_halves = self._blocks == [((0, half),), ((half, half),)]
 
     def sum_shards(self, of_shard: dict[int, Tensor], what: str) -> Tensor:
         """The tree sum of one tensor per own shard, in their order: on every rank, of their shape.
@@ -76,7 +77,7 @@ class Exchange:
         form = next(iter(of_shard.values()))
         stack: Stack[Tensor] = Stack(Tensor.add_)
         for shard, value in of_shard.items():
-            stack.push(Block(shard, 1), value.reshape(-1))
+            stack.push((shard, 1), value.reshape(-1))
         total = self.sum(stack.parts, what)
         if self.world_size > 1 and total.device.type == "cuda":
             # nccl only queues the sum. Without this wait the host would stop for other ranks later,

@@ -17,22 +17,18 @@ same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import accumulate, groupby
-from typing import Generic, NamedTuple, TypeVar
+from operator import add as add_numbers
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Add = Callable[[T, T], T]
 
 
-class Block(NamedTuple):
-    """The subtree over leaves [start, start + size); size is a power of two and divides start.
-
-    Blocks are in the order of their starts. (A tuple, because steps make and look up many.)
-    """
-
-    start: int
-    size: int
+# (start, size): the subtree over leaves [start, start + size); size is a power of two and divides
+# start. Blocks are in the order of their starts.
+Block = tuple[int, int]
 
 
 def span(shards: int, world_size: int, rank: int) -> range:
@@ -50,11 +46,12 @@ def spans_of(counts: Sequence[int]) -> list[range]:
     return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
 
+@lru_cache(maxsize=64)
 def blocks(leaves: range) -> tuple[Block, ...]:
     """The maximal aligned subtrees that cover a contiguous span of leaves, left to right."""
     stack: Stack[None] = Stack(lambda _left, _right: None)
     for leaf in leaves:
-        stack.push(Block(leaf, 1), None)
+        stack.push((leaf, 1), None)
     return tuple(stack.parts)
 
 
@@ -63,6 +60,8 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
 
     `add` may reuse its first argument.
     """
+    if parts.keys() == {(0, shards)}:
+        return parts[0, shards]
     stack = Stack(add)
     for block in sorted(parts):
         stack.push(block, parts[block])
@@ -71,6 +70,15 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
     # The rest are subtrees of falling size, of 7 leaves those of 4, 2 and 1. The right half of a
     # node is all that lies to the right of its left half: 4 + (2 + 1).
     return reduce(lambda right, left: add(left, right), reversed(stack.parts.values()))
+
+
+def total(leaves: Sequence[float]) -> float:
+    """The root of the tree over plain numbers, all leaves at once."""
+    row = list(leaves)
+    while len(row) > 1:
+        ends = row[len(row) & ~1 :]  # without a sibling: it passes through
+        row = [*map(add_numbers, row[::2], row[1::2]), *ends]
+    return row[0]
 
 
 class Stack(Generic[T]):
@@ -88,16 +96,17 @@ class Stack(Generic[T]):
         self.parts: dict[Block, T] = {}
 
     def push(self, block: Block, value: T) -> None:
-        start, size = block.start, block.size
+        start, size = block
         # The starts of two siblings differ in the bit of their size: together they are aligned to
         # 2 * size.
-        while (sibling := Block(start ^ size, size)) in self.parts:
+        while (sibling := (start ^ size, size)) in self.parts:
             other = self.parts.pop(sibling)
             value = self._add(other, value) if start & size else self._add(value, other)
             start, size = start & ~size, 2 * size
-        self.parts[Block(start, size)] = value
+        self.parts[start, size] = value
 
 
+@lru_cache(maxsize=8)
 def pairs(leaves: range, alone: int | None = None) -> tuple[tuple[int, ...], ...]:
     """The span cut into aligned pairs of leaves, and singles whose partner another rank holds.
 

@@ -16,6 +16,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from elastic.system import forked_child
 from elastic.system.files import NotRegularFile, make_folders, open_regular
 
@@ -41,7 +43,9 @@ class AppendedFile:
 
     def append(self, record: dict[str, Any]) -> None:
         """As `json_line`."""
-        line = json_line(record)
+        self.append_line(json_line(record))
+
+    def append_line(self, line: bytes) -> None:
         self._waiting += line
         self.write_waiting()
         if len(self._waiting) > WAITING_BYTES:
@@ -49,7 +53,7 @@ class AppendedFile:
 
     def write_waiting(self) -> None:
         try:
-            fd = self.open()
+            fd = self.open() if self._fd is None else self._fd
             while self._waiting:
                 # One write call for the whole line, on an O_APPEND descriptor: lines never
                 # interleave.
@@ -174,10 +178,10 @@ def json_line(record: dict[str, Any]) -> bytes:
     Raises TypeError for a value that is not JSON, such as a tensor.
     """
     try:
-        text = json.dumps(record, allow_nan=False)
-    except ValueError:
+        return msgspec.json.encode(record) + b"\n"
+    except (UnicodeError, OverflowError):  # a file's name without an encoding, a huge integer
         text = json.dumps(json.loads(json.dumps(record), parse_constant=lambda _: None))
-    return f"{text}\n".encode()
+        return f"{text}\n".encode()
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -109,7 +109,7 @@ class Evaluation:
                     raise _differ("block", str(form), str(found))
                 form, first = found, first or [batch.shard, samples, fingerprint(list(vectors.values()))]
                 for dtype, vector in vectors.items():
-                    stacks[dtype].push(Block(batch.shard, 1), vector)
+                    stacks[dtype].push((batch.shard, 1), vector)
             neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
             # The neighbour may have no block. Block 0 still tells this rank the form of the values.
             batch = self.loader.again(self._slice(neighbour if neighbour < num_blocks else 0))
@@ -125,14 +125,14 @@ class Evaluation:
             for leaf in exchange.own_shards:
                 if leaf >= num_blocks:  # a rank without a block adds nothing; 0.0 would turn -0.0 into 0.0
                     nothing = torch.full((sum(sizes),), -0.0, dtype=dtype, device=self.groups.device)
-                    stacks[dtype].push(Block(leaf, 1), nothing)
+                    stacks[dtype].push((leaf, 1), nothing)
             totals[dtype] = self._total(exchange, stacks[dtype].parts)
         return put_together(form, totals)
 
     def _slice(self, block: int) -> Slice:
         start = block * self.batch_size
         samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
-        return Slice(epoch=0, shard=block, indices=samples, streams=samples)
+        return 0, block, samples, samples
 
     def _compute(
         self, function: Callable[[Batch], Any], batch: Batch, kept: "_KeptBuffers"

@@ -20,6 +20,7 @@ from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
 from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.snapshotting import Snapshotting, layout_of
+from elastic.train.step.numbers import Told, decode, encode
 
 
 class Node:
@@ -55,9 +56,10 @@ class Node:
 
     def sums(self, undo=lambda: None):
         """The end-of-step all-reduce of the next step."""
-        total = torch.tensor(self.agreement.numbers(), dtype=torch.float64)
+        said = Told((), (), (), self.agreement.ballots(), ())
+        total = encode(torch.zeros(0), said, range(0), 0)
         torch.distributed.all_reduce(total, group=self.member.group)
-        self.agreement.read(total.tolist(), undo)
+        self.agreement.read(decode(total.tolist(), said, 0).ballots, undo)
 
     def agreed_snapshots(self):
         return [each.info.step for each in self.slots.whole() if each.is_agreed]
@@ -74,7 +76,7 @@ def test_a_single_rank_agrees_with_itself_at_once():
     node.agreement.comparison = replace(node.agreement.comparison, groups=groups)
     node.trains(2, 1.0, is_kept=False)
     assert node.agreement.step == 1
-    assert node.agreement.numbers() == []
+    assert node.agreement.ballots() == []
     assert node.agreement.step == 2
 
 

@@ -64,7 +64,7 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(collate, workers):
 def test_no_state_in_the_middle_of_a_step_is_compared(outcome, num_compared):
     """After its first loss an optimizer may have updated some of what the last step left."""
     open_step, agreement = SimpleNamespace(outcome=outcome), Mock()
-    loop = SimpleNamespace(step=open_step, _agreement=agreement, _of_steps=Mock(), _last=Mock())
+    loop = SimpleNamespace(step=open_step, _agreement=agreement, _of_steps=Mock(), _line=Mock())
     Loop._compare_states(loop)
     assert agreement.compare_anew.call_count == num_compared
 
@@ -174,14 +174,14 @@ def errs(member, where, who, shards):
         own, errs_now = step._parts.exchange.own_shards, is_last and step.number == 2
         gradients, calls = step._parts.gradients, []
         if where == "gradient" and step.number == 1:
-            send = gradients._end_pair
+            end_block = gradients._end_block
 
-            def flip_and_send(bucket, pair, send=send):
+            def flip_and_end(bucket, pair, end_block=end_block):
                 if is_last and now[0].number == 2 and now[0].audit.own in pair:
-                    flip(bucket._flat)
-                send(bucket, pair)
+                    flip(bucket.parameters[0].grad)
+                end_block(bucket, pair)
 
-            gradients._end_pair = flip_and_send
+            gradients._end_block = flip_and_end
 
         def function(batch, step=step, calls=calls, own=own, errs_now=errs_now):
             calls.append(batch.shard)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from elastic.errors import UsageError
-from elastic.reduce.tree import Block, fold, span
+from elastic.reduce.tree import fold, span
 from elastic.train.state.state import State
 from elastic.train.step.buffers import LARGE_NUMBERS, Buffers
 
@@ -78,7 +78,7 @@ def compute(ranks, shards, forward=lambda _module, _shard: None):
         parts = {}
         for (_, buffers), of_rank in zip(ranks, after, strict=True):
             for shard, value in buffers.contributions(of_rank).items():
-                parts[Block(shard, 1)] = value
+                parts[(shard, 1)] = value
         total = fold(parts, shards, lambda one, other: one.clone().add_(other))
         return [total.clone() for _ in ranks]
 
@@ -109,7 +109,7 @@ def plain(module, shards, forward):
             module.get_buffer(name).copy_(values[0])
         elif any(not torch.equal(each, value) for each in values):
             wide = torch.complex128 if value.is_complex() else torch.float64
-            parts = {Block(shard, 1): each.to(wide) for shard, each in enumerate(values)}
+            parts = {(shard, 1): each.to(wide) for shard, each in enumerate(values)}
             module.get_buffer(name).copy_(fold(parts, shards, lambda one, other: one + other) / shards)
 
 

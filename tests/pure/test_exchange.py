@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import PeerLost
 from elastic.reduce.exchange import Exchange
-from elastic.reduce.tree import Block, Stack, fold, spans_of
+from elastic.reduce.tree import Stack, fold, spans_of
 
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -6e4, 6e4]
@@ -44,13 +44,13 @@ def sums_on_this_rank(member, cuts, length, name, seed):
     exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
     for counts in cuts:
         values = leaves(shards, length, dtype, seed)
-        alone = {Block(shard, 1): value.clone() for shard, value in enumerate(values)}
+        alone = {(shard, 1): value.clone() for shard, value in enumerate(values)}
         expected = bits(fold(alone, shards, torch.Tensor.add_))
         exchange.divide(spans_of(counts))
         own = {shard: values[shard].clone() for shard in exchange.own_shards}
         stack = Stack(torch.Tensor.add_)
         for shard, value in own.items():
-            stack.push(Block(shard, 1), value.clone())
+            stack.push((shard, 1), value.clone())
         sums = exchange.sum(stack.parts, "a test"), exchange.sum_shards(own, "a test")
         found += [bits(each) == expected and each.dtype is dtype for each in sums]
     return found
@@ -90,7 +90,7 @@ def reduce_through_a_broken_group(member):
             patch("torch.distributed.all_reduce", side_effect=error),
             pytest.raises((PeerLost, KeyError)) as raised,
         ):
-            exchange.sum({Block(member.rank, 1): torch.zeros(3)}, "a test")
+            exchange.sum({(member.rank, 1): torch.zeros(3)}, "a test")
         said.append(str(raised.value))
     return said
 

@@ -84,4 +84,4 @@ def test_a_line_does_not_continue_half_a_line_of_another(tmp_path):
     for number in (2, 3):
         with closing(AppendedFile(path)) as file:
             file.append({"c": number})
-    assert path.read_bytes() == b'{"a": 1}\n{"b": \n{"c": 2}\n{"c": 3}\n'
+    assert path.read_bytes() == b'{"a": 1}\n{"b": \n{"c":2}\n{"c":3}\n'

@@ -149,14 +149,14 @@ def test_a_function_that_does_more_than_to_compute_is_refused(name, form):
         getattr(r.next(), form)(loss)
 
 
-@refused(r"net\.2\.bias to stay in \.grad until all shards are summed, found it changed")
+@refused(r"autograd alone to write the gradient of net\.2\.bias, once a shard, found it changed")
 def zeroed_gradients_of_earlier_shards(r):
     """In its second call the function zeroes what the first shard gave."""
     step = r.next()
     step.mean_loss(lambda batch: (r.optimizer.zero_grad(set_to_none=False), r.loss(batch))[1])
 
 
-@refused(r"net\.2\.weight to stay in \.grad")
+@refused(r"autograd alone to write the gradient of net\.2\.weight")
 def an_optimizer_in_backward(r):
     step = r.next()
     r.net[2].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -279,12 +279,14 @@ def a_load_that_replaces_the_parameters(r):
     r.next().mean_loss(r.loss)
 
 
-@refused(r"expected the tensor that net\.0\.weight had when the loop began")
+@allowed
 def another_tensor_behind_a_parameter(r):
-    """Torch calls hooks from the tensor, and the new one has none: it was trained no more."""
+    """Torch calls hooks from the tensor, and the new one has none: it is trained all the same."""
     r.update(r.next())
     torch.utils.swap_tensors(r.net[0].weight, nn.Parameter(r.net[0].weight.detach() * 0.9))
+    before = r.net[0].weight.clone()
     r.update(r.next())
+    assert not torch.equal(before, r.net[0].weight)
 
 
 @refused("found Adam outside")

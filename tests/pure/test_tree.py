@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from elastic.reduce.tree import Block, Stack, fold, span
+from elastic.reduce.tree import Stack, fold, span
 
 floats = st.floats(width=32)  # infinities, NaNs, denormals and both zeros are among them
 vectors = st.integers(1, 16).flatmap(lambda shards: arrays.arrays(np.float32, (shards, 3), elements=floats))
@@ -49,7 +49,7 @@ def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves, data):
         for number, own in reversed(list(enumerate(spans))):
             stack = Stack(add)
             for leaf in own if number % 2 else own[::-1]:
-                stack.push(Block(leaf, 1), leaves[leaf])
+                stack.push((leaf, 1), leaves[leaf])
             parts |= stack.parts
         assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
 
@@ -57,6 +57,6 @@ def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves, data):
 @pytest.mark.parametrize("missing", [0, 2, 5])
 def test_a_missing_leaf_fails_an_assertion(missing):
     """A sum over fewer leaves than there are would train on, silently wrong."""
-    parts = {Block(leaf, 1): np.float32(1) for leaf in range(6) if leaf != missing}
+    parts = {(leaf, 1): np.float32(1) for leaf in range(6) if leaf != missing}
     with pytest.raises(AssertionError, match="do not cover 6 leaves"):
         fold(parts, 6, add)

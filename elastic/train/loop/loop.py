@@ -23,21 +23,29 @@ from functools import partial
 from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, StoreFailed
 from elastic.events import ShardsMoved, Stopped
+from elastic.observe.step_line import StepLine
 from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor, StepAudit
 from elastic.reduce.balance import Balance
 from elastic.reduce.tree import spans_of
 from elastic.snapshot.slots import SnapshotInfo
+from elastic.system import forked_child
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.loop import leaving
 from elastic.train.loop.build import LoopParts
 from elastic.train.loop.record import StepRecorder
-from elastic.train.loop.requests import act_on_requests, is_first_audited, requests_of
+from elastic.train.loop.requests import (
+    QUIET_S,
+    act_on_requests,
+    is_first_audited,
+    quiet_until,
+    requests_of,
+)
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
-from elastic.train.step.parts import Requests, StepParts, StepPlace
+from elastic.train.step.parts import NOTHING, Requests, StepParts, StepPlace
 from elastic.train.step.step import Step
 
 
@@ -56,7 +64,10 @@ class Loop:
         self.stopped = parts.stopped
         self.digest = ""
         self._passed = 0  # the last step whose body is over
-        self._last: SavedState | None = None  # of the step before, if it is new
+        self._line: StepLine | None = None  # of the step before, if it is new
+        self._kept: SavedState | None = None  # its state, if that was voted for
+        # Rank 0 asks for nothing before this step and this time on the monotonic clock.
+        self._quiet_until = self._quiet_until_s = 0.0
 
     def run(self) -> Iterator[Step]:
         """The steps that are left.
@@ -67,7 +78,7 @@ class Loop:
         parts, first = self.parts, self._began.step + 1
         auditor = Auditor(self.parts, self._of_steps, self._compare_states, self._began.step)
         batches = self._batches(first)
-        is_audited = is_first_audited(parts, first)
+        exchange, is_audited = self._of_steps.exchange, is_first_audited(parts, first)
         for number in range(first, self.last_step + 1):
             step = self._open(number, batches, auditor, is_audited=is_audited)
             yield step
@@ -76,9 +87,9 @@ class Loop:
                 self.leave(self.stop_reason)
                 return
             self.step, self._passed = None, number
-            self._last = self._finish(step)
-            is_audited = step.outcome is not None and step.outcome.requests.audit
-            self._deal_shards(step)
+            is_audited = self._finish(step).audit
+            if exchange.is_reversed or self._balance is not None:
+                self._deal_shards(step)
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
@@ -165,8 +176,8 @@ class Loop:
         self._of_steps.buffers.load()  # the step may have changed them already
         # In its first step a generation has just compared them. After the step's first loss an
         # optimizer may have updated some.
-        if self._last is not None and self.step is not None and self.step.outcome is None:
-            self._agreement.compare_anew(self._last.info.step)
+        if self._line is not None and self.step is not None and self.step.outcome is None:
+            self._agreement.compare_anew(self._line.step)
 
     def _batches(self, first: int) -> Iterator[list[Batch]]:
         """The batches of this rank's shards, for each step from `first` on."""
@@ -212,8 +223,8 @@ class Loop:
         step = self.step = Step(number, self._of_steps, partial(next, batches), self._requests, audit)
         if parts.faults is not None:
             step.fault_point = parts.faults.at_step(number)
-        if parts.snapshotting is not None:
-            parts.snapshotting.copy.before_forward()
+        if (snapshotting := parts.snapshotting) is not None and snapshotting.under_way is not None:
+            snapshotting.copy.before_forward()
         if parts.trace is not None:
             parts.again.collected.begin(number)
         parts.heartbeat.enter(Phase.BETWEEN)
@@ -223,40 +234,55 @@ class Loop:
 
     def _requests(self, number: int) -> Requests:
         """Asked when gradients are summed."""
-        if self.parts.snapshotting is not None:
-            self.parts.snapshotting.copy.before_update()
-        return requests_of(self.parts, self._saving, number, self.last_step)
+        parts = self.parts
+        if (snapshotting := parts.snapshotting) is not None and snapshotting.under_way is not None:
+            snapshotting.copy.before_update()
+        is_quiet = number < self._quiet_until and self._recorder.opened_s < self._quiet_until_s
+        if is_quiet and not parts.page.drain:
+            return NOTHING
+        last_step = self.last_step
+        self._quiet_until = quiet_until(parts, self._saving, number, last_step)
+        self._quiet_until_s = self._recorder.opened_s + QUIET_S
+        return requests_of(parts, self._saving, number, last_step)
 
     def _check_body(self, step: Step, first: int) -> None:
         """The recipe asks for the next step. An error of this step ends the run, caught or not."""
-        refuse.use_in_forked_child()
+        if forked_child.is_one():
+            raise refuse.in_forked_child()
         if step.error is not None:
             raise step.error
         if step.number == first:  # from here on an optimizer has state
             self.parts.state.check_savable()
 
-    def _finish(self, step: Step) -> SavedState:
-        """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
+    def _finish(self, step: Step) -> Requests:
+        """After the recipe's optimizer: leave behind what the step leaves behind, in order.
+
+        Returns what the ranks have asked for, as far as it concerns the next step.
+        """
         parts, saving = self.parts, self._saving
         outcome = step.outcome or step.end_by_hand()
         self._of_steps.contract.end_step()
-        step.fault_point("optimizer")
-        saving.finish_copy()
+        if step.fault_point is not None:
+            step.fault_point("optimizer")
+        if parts.snapshotting is not None and parts.snapshotting.under_way is not None:
+            saving.finish_copy()
         # Without a drain that comes one step later, because that step is to be compared.
-        requests = act_on_requests(parts, self._agreement, step, outcome, self.last_step)
-        info = self._recorder.record(step, outcome)
-        is_last = step.number == self.last_step
-        saved = SavedState(info=info, published=None)
-        if is_last or requests.drain or requests.snapshot or requests.save or requests.compare:
-            saved = self._keep(step, info, requests, ends=requests.drain or is_last)
+        requests, last_step = outcome.requests, self.last_step
+        is_last = step.number == last_step
+        if any(requests) or parts.again.earlier.found or parts.again.closing:
+            requests = act_on_requests(parts, self._agreement, step, outcome, last_step)
+        self._line, self._kept = self._recorder.record(step, outcome), None
+        ends = requests.drain or is_last
+        if ends or requests.snapshot or requests.save or requests.compare:
+            self._kept = self._keep(step, self._recorder.info(step.number, self._line), requests, ends=ends)
         parts.page.set_step(parts.groups.local_rank, step.number)
-        if requests.drain and not is_last:
-            saving.drain(saved)
-        elif requests.save and not is_last:
-            saving.offer(saved)
+        if self._kept is not None and not is_last:
+            if requests.drain:
+                saving.drain(self._kept)
+            elif requests.save:
+                saving.offer(self._kept)
         parts.heartbeat.finish_step()
-        parts.heartbeat.enter(Phase.BETWEEN)
-        return saved
+        return requests
 
     def _keep(self, step: Step, info: SnapshotInfo, requests: Requests, *, ends: bool) -> SavedState:
         """Vote for the state after the step, and take the snapshot that is asked for."""
@@ -265,7 +291,7 @@ class Loop:
         copies = ends or requests.snapshot or requests.save
         wait = ends or requests.save or parts.again.closing > step.number
         saved = self._saving.keep(info, copies=copies, wait=wait, patient=ends)
-        if copies:
+        if copies and step.fault_point is not None:
             step.fault_point("after-snapshot")
         return saved
 
@@ -310,17 +336,17 @@ class Loop:
         if not is_done:
             has_same_mark = contract.has_same_mark()
             step.abandon()
-            leaving.check_unchanged(parts, step.number, self._began, self._last, has_same_mark=has_same_mark)
+            leaving.check_unchanged(parts, step.number, self._began, self._kept, has_same_mark=has_same_mark)
         parts.heartbeat.enter(Phase.SAVE)
         if end < self.last_step or is_cut:
             reason = (self.stop_reason or reason) + (", with unused gradients" if is_cut else "")
             self.stopped = leaving.stop(parts, reason, end)
         self.step, self._passed = None, end
         if is_done:
-            self._last = self._finish(step)
-        elif self._last is not None:  # all ranks vote once more; some of them have a snapshot
+            self._finish(step)
+        elif self._line is not None:  # all ranks vote once more; some of them have a snapshot
             self._saving.finish_copy()
-            self._last = self._saving.keep(self._last.info)
+            self._kept = self._saving.keep(self._recorder.info(end, self._line))
         self._end()
 
     def _close(self) -> None:
@@ -329,7 +355,7 @@ class Loop:
 
     def _end(self) -> None:
         """Commit the state of the last step, if it is not committed."""
-        parts, began, last, output = self.parts, self._began, self._last, self.parts.output
+        parts, began, last, output = self.parts, self._began, self._kept, self.parts.output
         parts.heartbeat.enter(Phase.SAVE)
         self.digest = began.digest
         if last is None and began.source != "checkpoint":  # the last step's state was in memory

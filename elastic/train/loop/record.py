@@ -28,7 +28,10 @@ _NAMED = 3
 
 
 class StepRecorder:
-    """Writes the line of each step, with the chain value that goes on from step to step."""
+    """Writes the line of each step, with the chain value that goes on from step to step.
+
+    opened_s: when the open step began, on the monotonic clock.
+    """
 
     def __init__(self, parts: LoopParts, resumed: Resumed, mark: Callable[[], object]) -> None:
         """mark: of the trained parameters, which functions of run.on_step must not change."""
@@ -45,43 +48,46 @@ class StepRecorder:
         parts.step_functions.reported = resumed.reported
         if resumed.late is not None:  # the restored step has its line only now
             self._report(resumed.late)
-        self._began_s = self._opened_s = parts.clock.monotonic()
+        self._began_s = self.opened_s = parts.clock.monotonic()
         self.evaluated_s = 0.0  # in the body of the step, and no part of it either
 
     def open(self) -> None:
         """A step begins: what came before, such as a save, is no part of it."""
-        self._opened_s, self.evaluated_s = self._parts.clock.monotonic(), 0.0
+        self.opened_s, self.evaluated_s = self._parts.clock.monotonic(), 0.0
 
-    def record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
-        """Write the step's line into the metrics; returns what stands beside the step's state.
+    def record(self, step: Step, outcome: StepOutcome) -> StepLine:
+        """Write the step's line into the metrics.
 
         Raises ReplayDiffers for a step that is done again and gives another result, before anything
         is written.
         """
-        parts, output = self._parts, self._parts.output
+        parts, output, number = self._parts, self._parts.output, step.number
         step.has_line = True
         self._chain = _next_chain(self._chain, outcome)
         now_s = parts.clock.monotonic()
         line = StepLine(
-            step=step.number,
+            step=number,
             epoch=step.epoch,
             loss=step.logged.get("loss", outcome.loss),
             chain=self._chain[:CHAIN_DIGITS],
             world_size=parts.groups.world_size,
             generation=parts.link.generation,
             time=parts.clock.wall(),
-            seconds=max(0.0, now_s - self._opened_s - self.evaluated_s),
+            seconds=max(0.0, now_s - self.opened_s - self.evaluated_s),
             audited=None if step.audit is None else True,
-            **slowest_of(outcome.own_s, outcome.shards),
+            **(slowest_of(outcome.own_s, outcome.shards) if outcome.own_s else {}),
             values=step.logged,
         )
-        self._replay.check(line, parts.groups)
+        if self._replay.steps:
+            self._replay.check(line, parts.groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
         # At once: a peer that is lost in what follows must not leave a step that has its line, and
         # was reported to no tracker.
-        self._report(line)
-        self._say_once(step)
+        if parts.step_functions:
+            self._report(line)
+        if number == step.steps or not number & (number - 1):  # 1, 2, 4, 8 … and the last
+            self._say_once(step)
         if parts.trace is not None:
             found = parts.again.collected.end(parts.groups, outcome.loss, parts.state.flatten())
             parts.trace.add(line, found, steps=step.steps, shards=step.shards)
@@ -89,15 +95,15 @@ class StepRecorder:
             seconds = now_s - self._began_s  # of all that a step takes the loop
             output.schedule.add_step(seconds)
             output.audits.add_step(seconds, is_audited=step.audit is not None)
-            if step.number == self._resumed.first_new:
-                output.log.record(FirstStep(step=step.number))
-        self._began_s = parts.clock.monotonic()
-        return self.info(step.number, line)
+            if number == self._resumed.first_new:
+                output.log.record(FirstStep(step=number))
+        self._began_s = now_s
+        return line
 
     def _report(self, line: StepLine) -> None:
         """To the functions of run.on_step; no tracker wants the steps of `elastic-train check`."""
         parts = self._parts
-        if parts.output is not None and parts.trace is None and parts.step_functions:
+        if parts.output is not None and parts.trace is None:
             parts.step_functions.report(line, parts.heartbeat, parts.output.log, self._mark)
 
     def _say_once(self, step: Step) -> None:
@@ -120,12 +126,11 @@ class StepRecorder:
                 parts.trace.note(note)
 
     def _logged_otherwise(self, step: Step) -> set[str]:
-        """New names of numbers that ranks log differently, in steps 1, 2, 4, 8 … and the last.
+        """New names of numbers that ranks log differently.
 
         Rank 0 alone writes metrics: a number of its own shards would stand there for the batch.
         """
-        is_due = step.number == step.steps or not step.number & (step.number - 1)
-        if self._parts.groups.world_size == 1 or not is_due:
+        if self._parts.groups.world_size == 1:
             return set()
         mine = {name: repr(value) for name, value in step.logged.items() if isinstance(value, int | float)}
         of_ranks = self._parts.groups.all_gather(Evidence(mine))
@@ -184,5 +189,5 @@ def first_step_notes(state: State, averaged: list[str], shards: int) -> list[str
 def _next_chain(chain: str, outcome: StepOutcome) -> str:
     """sha256 over the chain so far and the losses of a step, as bits."""
     # All NaNs become one: which of two NaNs an addition passes on depends on their order.
-    numbers = [math.nan if math.isnan(number) else number for number in outcome.losses]
+    numbers = [number if number == number else math.nan for number in outcome.losses]  # noqa: PLR0124
     return hashlib.sha256(bytes.fromhex(chain) + struct.pack(f"<{len(numbers)}d", *numbers)).hexdigest()

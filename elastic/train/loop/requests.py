@@ -23,6 +23,32 @@ from elastic.train.step.step import Step
 LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step more
 
 
+QUIET_S = 0.02  # the clocks of saves and rehearsals are looked at so often
+
+
+def quiet_until(parts: LoopParts, saving: Saving, number: int, last_step: int) -> float:
+    """The first step after `number` at whose end this rank may ask for more than a drain, unless a
+    clock decides it.
+    """
+    output, order = parts.output, parts.loader.order
+    if parts.trace is not None or saving.agreement.known is not None:
+        return 0
+    if output is None or saving.checkpointing is None:
+        return last_step
+    due = [
+        output.schedule.next_due,
+        order.epoch_end(number + 1) - 1,  # before an evaluation
+        output.audits.next_due(number + 1) - 1,
+        saving.checkpointing.next_due(number),
+        last_step,
+    ]
+    if parts.groups.world_size > 1:
+        due.append(output.comparing.next_due)
+    if output.rehearsals is not None:
+        due.append(output.rehearsals.next_due(number + 1) - 1)
+    return min(due)
+
+
 def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -> Requests:
     """What this rank asks for at the end of step `number`."""
     output, page, checkpointing = parts.output, parts.page, saving.checkpointing
@@ -62,6 +88,8 @@ def act_on_requests(
     parts: LoopParts, agreement: Agreement, step: Step, outcome: StepOutcome, last_step: int
 ) -> Requests:
     """Leave or compare evidence as they ask; returns what is left to do after this step.
+
+    outcome: of a step for which ranks have asked something, or that is part of a comparison.
 
     Raises SystemExit or RecipeNotExact where this step was done again and differs.
     """

@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.proof.evidence import Evidence, differences
-from elastic.reduce.bucket import ONE_REFERENCE, references
 from elastic.snapshot import image
 from elastic.snapshot.image import dense_strides
 from elastic.train.state import structure
@@ -174,7 +173,7 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
 
 def _is_alone(tensor: Tensor) -> bool:
     """Whether no other tensor uses its memory; its base is no other tensor."""
-    return references(tensor) == ONE_REFERENCE + (tensor._base is not None)  # noqa: SLF001
+    return _references(tensor) == _ONE_REFERENCE + (tensor._base is not None)  # noqa: SLF001
 
 
 def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -221,3 +220,11 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     yield path, f"{next(iter(value))} {[name for name, _ in inner]}"
     for name, item in inner:
         yield from _leaves(f"{path}.{name}", item)
+
+
+def _references(tensor: Tensor) -> int:
+    """How many tensors use this one's memory, more or less: compare with _ONE_REFERENCE."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # noqa: SLF001
+
+
+_ONE_REFERENCE = _references(torch.empty(1))

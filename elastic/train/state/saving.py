@@ -10,6 +10,7 @@ reported and never stops training; a step that was committed with another state 
 The uploader tries calls of the storage again; a final save is offered FINAL_TRIES times.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -180,6 +181,12 @@ class Checkpointing:
         self._answer_by = 0.0  # a wait for the save under way gives up then
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
+
+    def next_due(self, step: int) -> float:
+        """The first step from this one on that its number makes due."""
+        if self._is_overdue or self._every.kind != "steps":
+            return 0 if self._is_overdue else math.inf
+        return self._every.next_step(step)
 
     def is_due(self, step: int) -> bool:
         self.receive_result()

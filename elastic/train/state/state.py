@@ -57,10 +57,7 @@ class State:
     """
 
     # Without a dict: an attribute that a recipe adds would be saved by no state.
-    __slots__ = (
-        *("objects", "ignored", "held", "_built", "_shapes", "_tree", "_are_alone", "_updated"),
-        "_trained",
-    )
+    __slots__ = (*("objects", "ignored", "_built", "_shapes", "_parts", "_are_alone"),)
 
     @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:
@@ -77,15 +74,9 @@ class State:
         self.ignored: list[str] = []
         self._built: Structure | None = None  # None until the loop begins
         self._shapes: dict[str, tuple[int, ...]] = {}  # of modules' tensors, where the loop began
-        self._tree = structure.Tree()
         # Whether none of the objects may hold others, so that no walk has to look for them.
         self._are_alone = all(isinstance(each, (nn.Module, *WITH_SETTINGS)) for each in objects.values())
-        # By optimizers of torch, and of the recipe's own, when they were last asked for.
-        self._updated: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
-        # Of the trained ones, those that an optimizer of torch holds, likewise. Do not change it.
-        self.held: list[nn.Parameter] = []
-        # What `trained_and_idle` made of that, and of the modules' parameters.
-        self._trained: tuple[dict[int, nn.Parameter], list[nn.Parameter], list[nn.Parameter]] = {}, [], []
+        self._parts: structure.Parts | None = None  # when they were last asked for
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -98,42 +89,18 @@ class State:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that an optimizer of this state updates, in the order of the modules.
+        """The parameters that an optimizer of this state updates, in the order of the modules."""
+        return self.parts().trained
 
-        An optimizer of the recipe's own is an object that holds parameters. Without any optimizer
-        among the objects, all parameters. Those of an EMA copy are not among them.
-        """
-        return self.trained_and_idle()[0]
-
-    def parts(self) -> structure.StateParts:
-        """As they are now."""
-        return self._tree.parts([each for each in self._held() if isinstance(each, structure.COMPUTED_WITH)])
-
-    def trained_and_idle(
-        self, parts: structure.StateParts | None = None
-    ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The parameters that are trained, and those of the modules that no optimizer updates.
-
-        parts: as they are now, for a caller that has them. Where neither has changed since the last
-        call, the lists are that call's own. Do not change them.
-        """
-        parts = parts or self.parts()
-        owned = parts.owned
-        held: list[nn.Parameter] = []
-        by_objects: list[nn.Parameter] = []
-        for thing in parts.held:
-            if isinstance(thing, torch.optim.Optimizer):
-                held += chain.from_iterable(group["params"] for group in thing.param_groups)
-            elif isinstance(thing, nn.Parameter):
-                by_objects.append(thing)
-        updated = held, by_objects
-        known, trained, idle = self._trained
-        if known is not owned or not all(map(structure.same, updated, self._updated)):
-            trained, idle = _trained_and_idle(owned, {id(p): p for p in (*held, *by_objects)})
-            names = frozenset(map(id, held))
-            self.held = [p for p in trained if id(p) in names]
-            self._updated, self._trained = updated, (owned, trained, idle)
-        return trained, idle
+    def parts(self) -> structure.Parts:
+        """What the objects consist of now: the former answer where nothing has changed."""
+        known = self._parts
+        if known is not None and self._are_alone and not known.has_changed():
+            return known
+        found = [each for each in self._held() if isinstance(each, structure.COMPUTED_WITH)]
+        if known is None or not structure.same(found, known.found) or known.has_changed():
+            self._parts = known = structure.Parts(found)
+        return known
 
     def name_of(self, parameter: Tensor) -> str:
         """Where a parameter or buffer is found, as `model.layers.0.weight`."""
@@ -258,14 +225,3 @@ class State:
                 f"a trial load of what the State's objects give did not leave them as they were: {error}; "
                 "let load_state_dict take what state_dict gave, and put all of it back"
             ) from error
-
-
-def _trained_and_idle(
-    owned: dict[int, nn.Parameter], updated: dict[int, nn.Parameter]
-) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """owned: by modules. updated: by optimizers. Both by id."""
-    if not updated or owned.keys() == updated.keys():
-        return list(owned.values()), []
-    ordered = [p for name, p in owned.items() if name in updated]
-    ordered += [p for name, p in updated.items() if name not in owned]
-    return ordered, [p for name, p in owned.items() if name not in updated]

@@ -2,8 +2,8 @@
 
 Recipes freeze layers, swap modules, add parameter groups and assign buffers while the loop runs.
 The answer depends on the objects as they are now alone, so that it is the same in a process that
-resumes. It is asked several times in every step. So a walk through the modules is not done again
-where each of them still has the same children (Tree): for 150 modules that takes a fifth of a walk.
+resumes. It is asked in every step. So a walk through the modules is not done again where all of
+them hold the same objects (Parts): for 150 modules that takes a fifth of a walk.
 
 It follows the attributes of an object that is no module (a trainer of the recipe's own, which
 holds model and optimizer) two levels deep, and no container of more than 100 items, but for the
@@ -14,7 +14,7 @@ list, and in a memory of many thousand tensors only their types are looked at.
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +26,8 @@ DEPTH = 2
 MANY_ITEMS = 100
 COMPUTED_WITH = nn.Module, Optimizer, nn.Parameter
 
-_CHILDREN, _PARAMETERS = operator.itemgetter("_modules"), operator.itemgetter("_parameters")
+_CHILDREN, _PARAMETERS, _BUFFERS = map(operator.itemgetter, ("_modules", "_parameters", "_buffers"))
+_GROUPS, _OF_GROUP = operator.attrgetter("param_groups"), operator.itemgetter("params")
 
 
 def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -45,57 +46,54 @@ def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
     return list(found.values())
 
 
-class StateParts(NamedTuple):
-    """What the objects of a state consist of at a moment. Do not change the lists.
+class Parts:
+    """What the objects of a State consist of at a moment. Do not change its lists.
 
-    held: the modules, optimizers and parameters among the objects and what these hold. holders: of
-    each module its dict of parameters. values: what these dicts hold. owned: the parameters, each
-    once, by their id.
+    found: the modules, optimizers and parameters among the objects and what these hold. modules:
+    all inside the modules found, each once. holders: of each its dict of parameters; values: what
+    these dicts hold. owned: the parameters, each once, by their id. trained: those that an
+    optimizer updates, in the order of the modules; held: of these, those that an optimizer of torch
+    holds. idle: those of the modules that no optimizer updates.
+
+    An optimizer of the recipe's own is an object that holds parameters. Without any optimizer among
+    the objects all parameters are trained. Those of an EMA copy are not.
     """
 
-    held: list[Any]
-    modules: list[nn.Module]
-    holders: list[dict[str, nn.Parameter | None]]
-    values: list[nn.Parameter | None]
-    owned: dict[int, nn.Parameter]
+    def __init__(self, found: Sequence[Any]) -> None:
+        self.found = found
+        self.modules = submodules(thing for thing in found if isinstance(thing, nn.Module))
+        self._attributes = list(map(vars, self.modules))  # to read there takes half the time
+        self._optimizers = [thing for thing in found if isinstance(thing, Optimizer)]
+        self._consist_of = self._now()
+        self.holders: list[dict[str, nn.Parameter | None]] = list(map(_PARAMETERS, self._attributes))
+        self.values = values_of(self.holders)
+        self.owned = {id(p): p for p in self.values if p is not None}
+        by_torch = {id(p): p for o in self._optimizers for group in o.param_groups for p in group["params"]}
+        updated = by_torch | {id(thing): thing for thing in found if isinstance(thing, nn.Parameter)}
+        outside = [p for name, p in updated.items() if name not in self.owned]
+        self.trained = [p for name, p in self.owned.items() if name in updated or not updated] + outside
+        self.idle = [p for name, p in self.owned.items() if name not in updated and updated]
+        self.held = [p for p in self.trained if id(p) in by_torch]
 
+    def has_changed(self) -> bool:
+        """Whether they consist of other objects now, or hang together otherwise."""
+        (sizes, objects), (known_sizes, known) = self._now(), self._consist_of
+        return (
+            sizes != known_sizes or len(objects) != len(known) or not all(map(operator.is_, objects, known))
+        )
 
-class Tree:
-    """The modules inside some roots, as `submodules` gives them.
+    def has_same_values(self) -> bool:
+        """Whether the modules have the same parameters still."""
+        found = list(chain.from_iterable(map(dict.values, self.holders)))
+        return len(found) == len(self.values) and all(map(operator.is_, found, self.values))
 
-    Where none hangs elsewhere than at the last call, the lists are that call's own.
-    """
-
-    def __init__(self) -> None:
-        self._roots: list[nn.Module] = []
-        self._modules: list[nn.Module] = []
-        self._attributes: list[dict[str, Any]] = []  # of each; to read there takes half the time
-        self._sizes: list[int] = []  # how many children each has
-        self._children: list[nn.Module | None] = []  # of all of them
-        self._known = StateParts([], [], [], [], {})
-
-    def modules(self, roots: list[nn.Module]) -> list[nn.Module]:
-        """Do not change the list."""
-        if not (same(roots, self._roots) and self._has_same_children()):
-            self._roots, self._modules = roots, submodules(roots)
-            self._attributes = list(map(vars, self._modules))
-            holders = list(map(_CHILDREN, self._attributes))
-            self._sizes, self._children = list(map(len, holders)), values_of(holders)
-        return self._modules
-
-    def parts(self, held: list[Any]) -> StateParts:
-        """held: see StateParts."""
-        modules = self.modules([thing for thing in held if isinstance(thing, nn.Module)])
-        holders = list(map(_PARAMETERS, self._attributes))
-        found = values_of(holders)
-        if modules is not self._known.modules or not same(found, self._known.values):
-            owned = {id(p): p for p in found if p is not None}
-            self._known = StateParts(held, modules, holders, found, owned)
-        return self._known._replace(held=held, holders=holders)
-
-    def _has_same_children(self) -> bool:
-        holders = list(map(_CHILDREN, self._attributes))
-        return list(map(len, holders)) == self._sizes and same(values_of(holders), self._children)
+    def _now(self) -> tuple[list[int], list[Any]]:
+        """It is asked in every step, so that it makes few calls of Python."""
+        children = list(map(_CHILDREN, self._attributes))
+        dicts = chain(children, map(_PARAMETERS, self._attributes), map(_BUFFERS, self._attributes))
+        of_groups = map(_OF_GROUP, chain.from_iterable(map(_GROUPS, self._optimizers)))
+        found = chain(map(dict.values, filter(None, dicts)), of_groups)
+        return list(map(len, children)), list(chain.from_iterable(found))
 
 
 def values_of(dicts: Sequence[dict[str, T]]) -> list[T]:

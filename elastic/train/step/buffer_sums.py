@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from elastic.reduce.bucket import cut
-
 HALF_BITS = 32
 # S·Σh² and (Σh)² are exact in float64 if S·h fits into 26 bits.
 HASH_BITS = 26
@@ -90,7 +88,7 @@ class BufferSums:
         with torch.no_grad():
             for which, flat in ((self.floats, means / self._shards), (self.integers, integers)):
                 of_these = [_real(tensors[i]) for i in which]
-                for i, tensor, value in zip(which, of_these, cut(flat, of_these), strict=True):
+                for i, tensor, value in zip(which, of_these, _cut(flat, of_these), strict=True):
                     if i not in is_unchanged:
                         tensor.copy_(value)
 
@@ -119,6 +117,12 @@ class BufferSums:
         sums = [(rows * weights).sum(1) for weights in self._weights]
         one, other = [(each >> (64 - bits) & ((1 << bits) - 1)).double() for each in sums]
         return torch.stack([one, one * one, other, other * other], dim=1)
+
+
+def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """A vector cut into views of the shapes of `like`."""
+    parts = flat.split_with_sizes([tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
 
 def _real(tensor: Tensor) -> Tensor:

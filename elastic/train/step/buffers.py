@@ -62,11 +62,14 @@ class Contents:
     left: list[Tensor]
 
 
+_NONE = Contents(present=[], values=[], versions=[], left=[])
+
+
 class Buffers:
     """The buffers of a state's modules, from one gradient computation to the next.
 
     opening: what a shard begins with that the step has not computed yet. sums: what the shards'
-    contributions consist of.
+    contributions consist of. is_any: whether the modules have places for buffers.
     """
 
     def __init__(self, state: State, shards: int, device: torch.device) -> None:
@@ -84,23 +87,27 @@ class Buffers:
         self._addresses: list[int] = []
         self._forms: list[tuple[torch.Size, torch.dtype]] = []
         self._views: list[Tensor] = []  # the same memory, past autograd's count of changes
+        self.is_any = False
         self._is_first = True  # since the places were found, no computation has ended
         self._large: list[int] = []  # large ones that no forward of this rank has changed
         self._groups: list[tuple[list[int], list[Tensor], list[int]]] = []  # the others, by type
-        self.opening = Contents(present=[], values=[], versions=[], left=[])
+        self.opening = _NONE
         self.sums = BufferSums([], set(), shards, device)
 
     def begin(self, modules: list[nn.Module]) -> None:
         """Take what the buffers hold now as the start of each shard of this computation.
 
-        modules: all of the state.
+        modules: all of the state, in the list of the last call where none has other buffers now.
         """
-        self._modules = modules
-        holders = [module._buffers for module in self._modules]  # noqa: SLF001 - no public name
-        found = structure.values_of(holders)
-        if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
-            self._holders, self._found = holders, found
-            self._find()
+        if modules is not self._modules:
+            self._modules = modules
+            holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
+            found = structure.values_of(holders)
+            if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
+                self._holders, self._found = holders, found
+                self._find()
+        if not self.is_any:
+            return
         addresses = list(map(Tensor.data_ptr, self._tensors))
         if addresses != self._addresses:  # the recipe gave one other memory
             self._addresses = addresses
@@ -126,6 +133,7 @@ class Buffers:
                 if name not in module._non_persistent_buffers_set:  # noqa: SLF001
                     is_average = isinstance(module, _NormBase)
                     self._places.append(BufferPlace(module._buffers, name, tensor, is_average))  # noqa: SLF001
+        self.is_any = bool(self._places)
         self._tensors = list({id(t): t for p in self._places if (t := p.opening) is not None}.values())
         self._opened = [place.opening for place in self._places]
         index = {id(tensor): i for i, tensor in enumerate(self._tensors)}
@@ -133,6 +141,10 @@ class Buffers:
         pairs = zip(self._places, self._numbers, strict=True)
         self._averages = {i for place, i in pairs if place.is_average and i is not None}
         self._addresses, self._is_first = [], True  # so that all else is looked at as well
+        if not self.is_any:
+            self._forms = []
+            self._divide(set())
+            self.opening = _NONE
 
     def _divide(self, summed: set[int]) -> None:
         """summed: the same on every rank, by sizes, types and what earlier sums have told."""

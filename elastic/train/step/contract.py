@@ -40,8 +40,9 @@ seen.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
-from operator import attrgetter, ne
+from operator import attrgetter, is_not, ne
 from typing import Any
 from weakref import WeakSet
 
@@ -56,13 +57,14 @@ from elastic.errors import UsageError
 from elastic.reduce.bucket import left_changed
 from elastic.train.state import structure
 from elastic.train.state.state import State
-from elastic.train.state.structure import StateParts
+from elastic.train.state.structure import Parts
 
 Scaler = torch.amp.GradScaler
 
 MOST_NAMED = 4
 _VERSION = attrgetter("_version")  # autograd's count of changes in place
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_REQUIRES_GRAD, _GRAD = attrgetter("requires_grad"), attrgetter("grad")
+_IS_THERE = partial(is_not, None)
 
 
 class Contract:
@@ -70,32 +72,30 @@ class Contract:
 
     Call `begin_step` and `end_step` in each step; in each computation `begin_computation` and
     `end_computation`; around the shards of a pass `begin_pass` and `end_pass`; for each `call`.
-    parts: what the State consisted of at the last look. Do not change its lists.
+    parts: what the State consisted of at the last look. Do not change its lists. before_update:
+    called before each update by an optimizer of torch, in the step's body.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._seen: WeakSet[Optimizer] = WeakSet()  # optimizers that were looked at
+        self._newest: Optimizer | None = None  # of them
         self._scaler: Scaler | None = None  # the last one looked at
         self._check_schedules()
         hook = register_optimizer_step_pre_hook(self._before)
         self._hooks = hook, register_optimizer_step_post_hook(self._updated)
-        self._before_update: Callable[[Optimizer], None] = lambda _optimizer: None
+        self.before_update: Callable[[Optimizer], None] | None = None
         self._step, self._first_step = 0, 0  # the newest one; the first of this generation
         self._is_computing = self._is_in_function = False
-        # As they were looked at last, in the order of the state.
-        self._trained: list[nn.Parameter] = []
-        self._idle: list[nn.Parameter] = []
+        self.parts = Parts([])  # what the State consisted of at the last look
         self.required: list[nn.Parameter] = []
         self.others: list[nn.Parameter] = []
-        self._held: list[nn.Parameter] = []
         self._loose: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []  # all
         self._flags: list[bool] = []  # which of them require a gradient
-        # Of held parameters, by id. A gradient in none of these is the recipe's own.
-        self._held_names: set[int] = set()
-        self._given: dict[int, int] = {}  # the version when a backward gave the newest gradient
-        self._used: set[int] = set()  # an optimizer has used it
+        # By the id of a parameter. A gradient in none of these is the recipe's own.
+        self._given: dict[int, int] = {}  # its version when a computation gave the newest gradient
+        self._used: dict[int, int] = {}  # the version of the gradient when an optimizer used it
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
         self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
@@ -107,10 +107,9 @@ class Contract:
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
 
-    def begin_step(self, number: int, before_update: Callable[[Optimizer], None]) -> None:
-        """before_update: called before each update by an optimizer of torch, in the step's body."""
+    def begin_step(self, number: int) -> None:
         self._mark = self.mark()
-        self._before_update = before_update
+        self.before_update = None
         self._step = number
         if not self._first_step:
             self._first_step = number
@@ -120,11 +119,14 @@ class Contract:
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
-        self._updates_loose = not self._held and self._loose_versions != list(map(_VERSION, self._loose))
+        held = self.parts.held
+        self._updates_loose = not held and self._loose_versions != list(map(_VERSION, self._loose))
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
-        for parameter in (*self._held, *self._loose):
-            if id(parameter) not in self._left:
+        for parameter in (*held, *self._loose):
+            if not self._left or id(parameter) not in self._left:
                 parameter.grad = None
+        # Another parameter may get the id of a former one.
+        self._given, self._used = {name: self._given[name] for name in self._left if name in self._given}, {}
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
@@ -137,14 +139,15 @@ class Contract:
 
     def mark(self) -> list[int]:
         """How often each trained parameter was written to, as far as autograd counts."""
-        return list(map(_VERSION, self._trained))
+        return list(map(_VERSION, self.parts.trained))
 
     def begin_computation(self, scaler: Scaler | None) -> None:
         """Raises UsageError where gradients would be thrown away that no update has used.
 
         Also for parameters and a scaler that are not saved.
         """
-        self._check_scaler(scaler)
+        if scaler is not None and scaler is not self._scaler:
+            self._check_scaler(scaler)
         self._look()
         self._is_computing = True
         for parameter in self._unused():
@@ -164,7 +167,8 @@ class Contract:
         self._loose_versions = list(map(_VERSION, self._loose))
         names = list(map(id, self.required))
         self._given.update(zip(names, map(_VERSION, self.required), strict=True))
-        self._used.difference_update(names)
+        for name in names if self._used else ():
+            self._used.pop(name, None)
 
     def begin_pass(self) -> None:
         """Before the shards of a pass."""
@@ -188,9 +192,10 @@ class Contract:
 
     def end_pass(self) -> None:
         """After them. Raises UsageError for parameters that the function has changed."""
-        self._check_flags()
+        if list(map(_REQUIRES_GRAD, self._parameters)) != self._flags:
+            self._check_flags()
         owned = self.parts.owned
-        if not structure.same(structure.values_of(self.parts.holders), self.parts.values):
+        if not self.parts.has_same_values():
             now = self._state.parts().owned
             self._refuse([p for name, p in now.items() if name not in owned])
         versions = list(map(_VERSION, owned.values()))
@@ -198,16 +203,13 @@ class Contract:
             pairs = zip(owned.values(), versions, self._versions, strict=True)
             self._refuse([p for p, after, before in pairs if after != before])
 
-    def accumulated_outside(self, parameter: nn.Parameter) -> None:
-        """A backward of the recipe's own, or that of a loss past its sums."""
+    def check_backward(self, parameter: nn.Parameter) -> None:
+        """A backward gave the parameter a gradient. Raises UsageError inside a step's function."""
         if self._is_in_function:
             raise UsageError(
                 f"backward() was called inside the function given to the step, and gave {self.name_of(parameter)} a gradient of one shard alone. "
                 "Return the loss, with any penalty added; for gradients as numbers use torch.autograd.grad(...)"
             )
-        if not self._is_computing:
-            self._given[id(parameter)] = parameter._version  # noqa: SLF001 - autograd's count
-            self._used.discard(id(parameter))
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -219,21 +221,17 @@ class Contract:
         The lists are those of the last look where nothing has changed. Raises UsageError for
         trained parameters that no object of the State saves.
         """
-        self.parts: StateParts = self._state.parts()
-        trained, idle = self._state.trained_and_idle(self.parts)
-        is_same = trained is self._trained and idle is self._idle
-        if not is_same:
-            self._check_parameters(trained)
-            self._trained, self._idle, self._held = trained, idle, self._state.held
-            self._held_names = set(map(id, self._held))
-            self._used &= self._held_names  # another parameter may get the id of a former one
-        before, self._parameters = self._flags, [*trained, *idle]
-        self._flags = require = list(map(_REQUIRES_GRAD, self._parameters))
-        if not is_same or require != before:
-            self.required = list(compress(trained, require))
-            self.others = list(compress(idle, require[len(trained) :]))
-            loose = [p for p in self.required if id(p) not in self._held_names]
-            self._loose = [*loose, *self.others]
+        before, self.parts = self.parts, self._state.parts()
+        if before is not self.parts:
+            self._check_parameters()
+            self._parameters = [*self.parts.trained, *self.parts.idle]
+        flags = list(map(_REQUIRES_GRAD, self._parameters))
+        if before is not self.parts or flags != self._flags:
+            self._flags, trained = flags, self.parts.trained
+            self.required = list(compress(trained, flags))
+            self.others = list(compress(self.parts.idle, flags[len(trained) :]))
+            held = set(map(id, self.parts.held))
+            self._loose = [*(p for p in self.required if id(p) not in held), *self.others]
 
     def _check_flags(self) -> None:
         """A function that freezes or unfreezes for good would change what is summed for the next
@@ -251,8 +249,14 @@ class Contract:
 
         An empty list where one of these is not finite: a GradScaler skips the update of all.
         """
-        unused = [p for p in self._held if p.grad is not None and id(p) not in self._used]
-        unused = [p for p in unused if self._given.get(id(p), p._version) == p._version]  # noqa: SLF001
+        held, used, given = self.parts.held, self._used, self._given
+        gradients = list(map(_GRAD, held))
+        there = list(filter(_IS_THERE, gradients))
+        # Each has been used, or there is none: no loop of Python in the ordinary step.
+        if not there or list(map(_VERSION, there)) == list(map(used.get, map(id, held))):
+            return []
+        unused = [p for p in held if p.grad is not None and used.get(id(p)) != p.grad._version]  # noqa: SLF001
+        unused = [p for p in unused if given.get(id(p), p._version) == p._version]  # noqa: SLF001
         are_finite = all(bool(p.grad.isfinite().all()) for p in unused if p.grad is not None)
         return unused if are_finite else []
 
@@ -265,8 +269,8 @@ class Contract:
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         """Torch calls it for all optimizers."""
-        if not self._is_in_function:
-            self._before_update(optimizer)
+        if self.before_update is not None and not self._is_in_function:
+            self.before_update(optimizer)
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Whether it is one of the state's."""
@@ -274,21 +278,25 @@ class Contract:
 
     def _updated(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
-            for p in group["params"] if self._left else ():
-                if p.grad is not None and self._left.get(id(p)) is p.grad:
-                    raise UsageError(
-                        f"step {self._step}: {type(optimizer).__name__} made an update with gradients of the step before; gradients are no part "
-                        "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
-                    )
-            self._used |= self._held_names & {id(p) for p in group["params"] if p.grad is not None}
+            with_gradients = group["params"]
+            gradients = list(map(_GRAD, with_gradients))
+            if not all(map(_IS_THERE, gradients)):
+                with_gradients = list(compress(with_gradients, map(_IS_THERE, gradients)))
+                gradients = list(map(_GRAD, with_gradients))
+            self._used.update(zip(map(id, with_gradients), map(_VERSION, gradients), strict=True))
+            if self._left and any(self._left.get(id(p)) is p.grad for p in with_gradients):
+                raise UsageError(
+                    f"step {self._step}: {type(optimizer).__name__} made an update with gradients of the step before; gradients are no part "
+                    "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
+                )
         self._check_update(optimizer)
 
     # What no object of the State saves.
 
-    def _check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
+    def _check_parameters(self) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
         owned = self.parts.owned
-        not_owned = [p for p in trained if id(p) not in owned]
+        not_owned = [p for p in self.parts.trained if id(p) not in owned]
         saved = self._saved() if not_owned else set()
         for parameter in not_owned:
             if _storage(parameter) not in saved:
@@ -304,9 +312,9 @@ class Contract:
             if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
                 raise _missing(f"learning rate schedule of its {type(optimizer).__name__}", "scheduler")
 
-    def _check_scaler(self, scaler: Scaler | None) -> None:
+    def _check_scaler(self, scaler: Scaler) -> None:
         """Raises UsageError for a scaler that is in use and not saved."""
-        if scaler is None or scaler is self._scaler or not scaler.is_enabled():
+        if not scaler.is_enabled():
             return
         if not any(thing is scaler for thing in self._things()):
             raise _missing("GradScaler that scales this loss", "scaler")
@@ -318,8 +326,9 @@ class Contract:
         Raises UsageError if it updates parameters of the state, with a state of its own that is not
         saved. A step may build one without a state, for its own updates.
         """
-        if optimizer in self._seen:
+        if optimizer is self._newest or optimizer in self._seen:
             return
+        self._newest = optimizer  # a WeakSet is asked by calls of Python
         self._seen.add(optimizer)
         if self.holds(optimizer):
             self._check_schedules()  # a schedule that was built after the loop began

@@ -6,7 +6,7 @@ worked, which gradients exist, and buffers. Then each rank has the step's gradie
 the step's buffers in its modules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from elastic.data.order import SampleOrder
+from elastic.data.random_keys import key
 from elastic.errors import UsageError
 from elastic.proof.agreement import Agreement
 from elastic.proof.step_again import Collected
+from elastic.reduce import tree
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.clock import Clock, SystemClock
@@ -25,6 +27,7 @@ from elastic.train.groups import ProcessGroups
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers, Contents
 from elastic.train.step.contract import Contract
+from elastic.train.step.numbers import Told, decode, encode
 from elastic.train.step.sums import AgreedForms
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -44,6 +47,9 @@ class Requests(NamedTuple):
     compare: bool = False  # the ranks' states after the step
     rehearse: bool = False  # the next step
     at_once: bool = False  # a drain without a step more
+
+
+NOTHING = Requests(drain=False, snapshot=False, save=False)
 
 
 class StepPlace(NamedTuple):
@@ -96,16 +102,14 @@ class Pace:
         self._since_s: float | None = None  # the end of the sum before, waits taken off
 
     def numbers(self) -> list[float]:
-        """What this rank adds to the sum: a place for each rank, none where it is alone."""
-        if self._world_size == 1:
-            return []
+        """What this rank tells: a place for each rank."""
         places = [0.0] * self._world_size
         if self._since_s is not None:
             places[self._rank] = max(_SHORTEST_S, self._worked_s() - self._since_s)
         return places
 
-    def read(self, sums: list[float]) -> tuple[float, ...]:
-        """Each rank's own seconds, by rank; empty where it is alone, and in the first step."""
+    def read(self, sums: Sequence[float]) -> tuple[float, ...]:
+        """Each rank's own seconds, by rank; empty in the first step."""
         self._since_s = self._worked_s()
         return tuple(sums) if all(sums) else ()
 
@@ -137,13 +141,15 @@ class StepParts:
         self.forms = AgreedForms(groups)
         self.pace = Pace(groups.rank, groups.world_size, heartbeat)
         self.heartbeat, self.order = heartbeat, order
+        # How the keys of random streams begin, of steps and of their shards.
+        self.of_steps, self.of_shards = key(order.seed, "step"), key(order.seed, "shard")
         self.agreement, self.collected = agreement, collected
 
     def end(
         self,
         number: int,
         loss: Tensor | None,
-        losses: dict[int, Tensor],
+        losses: dict[int, Tensor | float],
         after: dict[int, Contents],
         requests: Callable[[int], Requests],
     ) -> StepOutcome:
@@ -155,59 +161,64 @@ class StepParts:
         where it reads all numbers. Raises UsageError for integers in buffers that differ
         between shards, PeerLost when another rank is gone, and what a vote on the states raises.
         """
-        sums = self.buffers.sums
-        with self.heartbeat.waiting():
-            flats = self.gradients.wait()
-        asks = requests(number)
-        own_votes = [] if self.agreement is None else self.agreement.numbers()
-        said = [*asks, *own_votes, *self.pace.numbers()]
-        with self.heartbeat.waiting():
-            contributions = self._contributions([*said, *self.gradients.used()], losses, after)
-            total = self.exchange.sum_shards(contributions, "the end of a step")
-            of_ranks = len(total) - sums.length
-            mean = total[:1] / self.exchange.shards if loss is None else loss
-            numbers, (known_loss,), signs = self._read(total[1:of_ranks], mean, sums.signs(total[of_ranks:]))
-        rest, used = iter(numbers[: len(said)]), numbers[len(said) :]
-        asked, votes = list(islice(rest, len(asks))), list(islice(rest, len(own_votes)))
-        own_s = self.pace.read(list(rest))
-        if self.agreement is not None:
-            self.agreement.read(votes, undo=self.buffers.load)
-        self.gradients.assign(flats, used)
-        with self.heartbeat.waiting():
-            self.gradients.add_late(used)
-            if self.collected is not None and self.collected.step == number:
-                parameters = self.gradients.parameters
-                self.collected.add(losses, ((self.contract.name_of(each), each) for each in parameters))
-            self._end_buffers(number, total[of_ranks:], signs, after)
+        asks, exchange = requests(number), self.exchange
+        own = [losses[shard] for shard in exchange.own_shards] if losses else []
+        known_loss = [] if loss is None else [loss]
+        ballots = [] if self.agreement is None else self.agreement.ballots()
+        own_s: Sequence[float] = ()
+        if exchange.world_size == 1:
+            total = self._sum_buffers(after)
+            found, known, signs = self._read(own, known_loss, self._signs(total))
+            told = Told(found, asks, (), (), ())
+        else:
+            said = Told((), asks, self.pace.numbers(), ballots, self.gradients.used())
+            with self.heartbeat.waiting():
+                numbers = encode(_as_tensor(own, self.device), said, exchange.own_shards, exchange.shards)
+                sums = self.gradients.sum(numbers)
+                total = self._sum_buffers(after)
+                found, known, signs = self._read([sums], known_loss, self._signs(total))
+            told = decode(found, said, exchange.shards if own else 0)
+            asks = Requests(*map(bool, told.asks)) if any(told.asks) else NOTHING
+            own_s = self.pace.read(told.own_s)
+            if self.agreement is not None:
+                self.agreement.read(told.ballots, undo=self.buffers.load)
+        self.gradients.assign(told.used)
+        if self.collected is not None and self.collected.step == number:
+            named = ((self.contract.name_of(each), each) for each in self.gradients.parameters)
+            self.collected.add(losses, named)
+        if total is not None:
+            self._end_buffers(number, total, signs, after)
+        mean = known[0] if known else tree.total(told.losses) / exchange.shards
         return StepOutcome(
-            loss=known_loss,
-            losses=(known_loss,),
-            requests=Requests(*(count > 0 for count in asked)),
-            own_s=own_s,
-            shards=tuple(map(len, self.exchange.spans)),
+            loss=mean,
+            losses=(mean,),
+            requests=asks,
+            own_s=tuple(own_s),
+            shards=tuple(map(len, exchange.spans)),
         )
 
-    def _contributions(
-        self, of_rank: list[float], losses: dict[int, Tensor], after: dict[int, Contents]
-    ) -> dict[int, Tensor]:
-        """The vector of each own shard, float64.
+    def _sum_buffers(self, after: dict[int, Contents]) -> Tensor | None:
+        """The sum of the shards' contributions, float64 [sums.length]; None where it is empty."""
+        if not self.buffers.sums.length:
+            return None
+        return self.exchange.sum_shards(self.buffers.contributions(after), "the buffers of a step")
 
-        It is [1] its loss, [7] the fields of Requests, [2 · ranks] votes on the state before this
-        step and [ranks] seconds that each of them worked (none with one rank), [parameters] whether
-        a gradient exists, [sums.length] its buffers. Numbers of a rank, not of a shard, are in
-        a rank's first shard alone.
-        """
-        own_shards = self.exchange.own_shards
-        heads = torch.zeros(len(own_shards), 1 + len(of_rank), dtype=torch.float64)
-        # A rank's requests count once, whatever the number of its shards.
-        heads[0, 1:] = torch.tensor(of_rank, dtype=torch.float64)
-        heads = heads.to(self.device)
-        if losses:
-            heads[:, 0] = torch.stack([losses[shard].view(()) for shard in own_shards])
-        if self.buffers.sums.length:
-            buffers = self.buffers.contributions(after)
-            heads = torch.cat([heads, torch.stack([buffers[shard] for shard in own_shards])], 1)
-        return dict(zip(own_shards, heads.unbind(), strict=True))
+    def _read(self, *groups: Sequence[Tensor | float]) -> list[list[float]]:
+        """The numbers of each group, in one wait for the device."""
+        tensors = [each for group in groups for each in group if isinstance(each, Tensor)]
+        if not tensors:
+            return [list(map(float, group)) for group in groups]
+        found = iter(
+            torch.cat([each.reshape(-1).to(self.device, torch.float64) for each in tensors]).tolist()
+        )
+
+        def of(each: Tensor | float) -> Iterable[float]:
+            return islice(found, each.numel()) if isinstance(each, Tensor) else (each,)
+
+        return [[number for each in group for number in of(each)] for group in groups]
+
+    def _signs(self, total: Tensor | None) -> list[Tensor]:
+        return [] if total is None else [self.buffers.sums.signs(total)]
 
     def _end_buffers(
         self, number: int, total: Tensor, signs: list[float], after: dict[int, Contents]
@@ -220,7 +231,7 @@ class StepParts:
         if buffers.found_changes(signs):
             what = "buffers that forward changed for the first time"
             total = self.exchange.sum_shards(buffers.contributions(after), what)
-            (signs,) = self._read(buffers.sums.signs(total))
+            (signs,) = self._read(self._signs(total))
         if not buffers.sums.have_same_integers(signs):
             names = buffers.changed_integers(after.values())
             raise UsageError(
@@ -229,8 +240,12 @@ class StepParts:
             )
         buffers.end(total, signs)
 
-    def _read(self, *tensors: Tensor) -> list[list[float]]:
-        """The numbers of each, in one wait for the device."""
-        flat = [each.reshape(-1).to(self.device, torch.float64) for each in tensors]
-        numbers = iter(torch.cat(flat).tolist())
-        return [list(islice(numbers, each.numel())) for each in tensors]
+
+def _as_tensor(losses: Sequence[Tensor | float], device: torch.device) -> Tensor:
+    """[losses], of floats, where they can be exchanged."""
+    tensors = [each for each in losses if isinstance(each, Tensor)]
+    return (
+        torch.stack(tensors).to(device)
+        if tensors
+        else torch.tensor(losses, dtype=torch.float64, device=device)
+    )

@@ -23,9 +23,11 @@ from torch.optim import Optimizer
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
+from elastic.data.random_keys import extended
 from elastic.errors import ElasticError, UsageError
 from elastic.observe.step_line import OWN_NAMES
 from elastic.proof.audit import Call, Compute, StepAudit
+from elastic.system import forked_child
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.misuse import public
@@ -64,14 +66,14 @@ class Step:
         """
         self.number = number
         self.steps = parts.order.steps
-        self.epoch, _ = parts.order.position(number)
+        self.epoch = parts.order.position(number)[0]
         self.global_batch = parts.order.global_batch
         self.shards = parts.order.shards
         self.logged: dict[str, Any] = {}
         self.outcome: StepOutcome | None = None
         self.averaged: list[str] = []  # buffers that became the mean of different values, in step 1
         # Called with the name of each point of the step at which a fault plan can strike.
-        self.fault_point: Callable[[str], None] = lambda _point: None
+        self.fault_point: Callable[[str], None] | None = None
         self.has_line = False  # in the metrics: it is too late to log
         self.error: ElasticError | None = None  # the first that a call of the recipe's raised
         self._parts = parts
@@ -83,16 +85,17 @@ class Step:
         self._buffers_after: dict[int, Contents] = {}
         self._is_open = False  # a pass was made, and its computation has not ended
         self._passes = 0
-        parts.contract.begin_step(number, self._end_before_update)
+        parts.contract.begin_step(number)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
-        random_streams.enter(parts.order.seed, "step", number, 0)
+        random_streams.seed_all(extended(parts.of_steps, number, 0))
 
     def _note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
         self.error = self.error or error
 
     def _check_usable(self) -> None:
         """Raises UsageError in a process that the recipe forked, and the error that it caught."""
-        refuse.use_in_forked_child()
+        if forked_child.is_one():
+            raise refuse.in_forked_child()
         if self.error is not None:
             raise self.error
 
@@ -126,7 +129,8 @@ class Step:
         for name, value in values.items():
             try:
                 plain = value.item() if isinstance(value, Tensor | np.generic) else value
-                json.dumps(plain)
+                if type(plain) is not float:
+                    json.dumps(plain)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise UsageError(
                     f"step.log({name}=...): expected one number or a text, found {described(value)} ({error}); log its mean, or each under a name of its own"
@@ -159,6 +163,7 @@ class Step:
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
         self._sums.add(self._passes, total, outputs, has_graph=form.has_graph)
+        self._parts.contract.before_update = self._end_before_update
         if self.audit is not None:
             self.audit.add_sum(self._passes)
         self._parts.heartbeat.enter(Phase.BETWEEN)
@@ -196,7 +201,7 @@ class Step:
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
             # Activation checkpointing computes the forward again, from what the buffers are.
-            self._parts.buffers.load(self._buffers_after[batch.shard])
+            self._parts.buffers.load(self._buffers_after.get(batch.shard))
             gradients.before_backward(batch.shard)
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self._end_backward(batch.shard)
@@ -221,17 +226,19 @@ class Step:
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
-            with self._sums.in_shard():
-                (scaled / self.shards).backward()  # type: ignore[no-untyped-call]
+            self._sums.is_in_shard = True
+            (scaled if self.shards == 1 else scaled / self.shards).backward()  # type: ignore[no-untyped-call]
+            self._sums.is_in_shard = False
 
         self._begin_gradients(scaler)
-        losses: dict[int, Tensor] = {}
+        losses: dict[int, Tensor | float] = {}
         for batch, loss in self._forward(function, check_loss):
             self._parts.gradients.before_backward(batch.shard)
             backward(loss)
             self._end_backward(batch.shard)
-            # Read at the end of the step, by when the function may have used its memory again.
-            losses[batch.shard] = loss.detach().to(self._parts.device, torch.float64, copy=True)
+            # On a GPU it is read at the end of the step, by when its memory may be used again.
+            is_read = loss.device.type == "cpu"
+            losses[batch.shard] = loss.item() if is_read else loss.detach().reshape(()).clone()
         if self.audit is not None:
             self.audit.check(lambda outputs: backward(outputs[-1]), self._passes)
         outcome = self._finish(None, losses)
@@ -240,9 +247,10 @@ class Step:
 
     def _end_backward(self, shard: int) -> None:
         """After that of one own shard, whose gradients join the sum."""
-        self.fault_point("backward")
+        if self.fault_point is not None:
+            self.fault_point("backward")
         self._parts.gradients.after_backward(shard)
-        if self.audit is not None and self.audit.own == shard:
+        if self.audit is not None and self.audit.own == shard and shard in self._buffers_after:
             self._parts.buffers.check_backward(self._buffers_after[shard])
 
     def end_by_hand(self) -> StepOutcome:
@@ -303,36 +311,38 @@ class Step:
             )
         self._check_usable()
         self._passes += 1
-        contract, buffers = self._parts.contract, self._parts.buffers
+        contract, buffers, audit = self._parts.contract, self._parts.buffers, self.audit
         contract.begin_pass()
         if self._is_open:
-            self._parts.buffers.check_body()
+            buffers.check_body()
         else:
             buffers.begin(contract.parts.modules)
         self._is_open = True
-        modes = Modes(contract.parts.modules)
-        for batch in self._batches:
+        call = Call(function, self._passes, buffers.opening, Modes(contract.parts.modules))
+        for batch in self._batches if self._loaded is None else self._loaded:
+            shard = batch.shard
             self._parts.heartbeat.enter(Phase.STEP)
-            self.fault_point("forward")
-            before = self._buffers_after.get(batch.shard, buffers.opening)
-            call = Call(function=function, number=self._passes, buffers=before, modes=modes)
-            audit = self.audit
-            if audit is not None and batch.shard != audit.own:
-                audit = None
-            if audit is not None:
+            if self.fault_point is not None:
+                self.fault_point("forward")
+            if shard in self._buffers_after:
+                call = call._replace(buffers=self._buffers_after[shard])
+            is_audited = audit is not None and shard == audit.own
+            if is_audited and audit is not None:
                 audit.first.begin(call, batch)
             output = check(self._compute(call, batch))
-            self._buffers_after[batch.shard] = buffers.save()
-            if audit is not None:
+            if buffers.is_any:
+                self._buffers_after[shard] = buffers.save()
+            if is_audited and audit is not None:
                 audit.first.add_call(call.number, output)
             yield batch, output
         contract.end_pass()
-        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+        random_streams.seed_all(extended(self._parts.of_steps, self.number, self._passes))
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""
-        random_streams.enter(self._parts.order.seed, "shard", self.number, batch.shard, call.number)
-        self._parts.buffers.load(call.buffers)
+        random_streams.seed_all(extended(self._parts.of_shards, self.number, batch.shard, call.number))
+        if self._parts.buffers.is_any:
+            self._parts.buffers.load(call.buffers)
         call.modes.load()
         return self._parts.contract.call(call.function, batch)
 
@@ -342,10 +352,11 @@ class Step:
         self._parts.gradients.begin_computation(*shown)
 
     def _ask(self, number: int) -> Requests:
-        self.fault_point("mid-sum")
+        if self.fault_point is not None:
+            self.fault_point("mid-sum")
         return self._requests(number)
 
-    def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
+    def _finish(self, loss: Tensor | None, losses: dict[int, Tensor | float]) -> StepOutcome:
         """Loss and losses: see StepParts.end."""
         parts, buffers = self._parts, self._buffers_after
         before = self.outcome
@@ -357,6 +368,7 @@ class Step:
         if self.number == 1 and buffers:  # a note is printed after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
         self._buffers_after, self._is_open = {}, False
-        self._sums.close()
+        if self._sums:
+            self._sums.close()
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome

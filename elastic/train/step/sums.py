@@ -12,8 +12,7 @@ gradient, and is refused.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -120,13 +119,13 @@ def _name_of(function: Any) -> str:
 
 
 class OpenSums:
-    """Those of one step."""
+    """Those of one step. is_in_shard: inside the backward of one, which must not reach a result."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         # By number of the call: the result, and the output of each own shard.
         self._sums: dict[int, tuple[Tensor, dict[int, Tensor]]] = {}
-        self._is_in_shard = False
+        self.is_in_shard = False
 
     def __len__(self) -> int:
         return len(self._sums)
@@ -163,22 +162,14 @@ class OpenSums:
             if output.requires_grad:  # the loss of a step need not depend on each of its sums
                 reached.append(output)
                 gradients.append(torch.zeros_like(total) if total.grad is None else total.grad)
-        with self.in_shard():
-            if reached:
-                torch.autograd.backward(reached, gradients)
-
-    @contextmanager
-    def in_shard(self) -> Iterator[None]:
-        """Inside the backward of one shard, which must not reach a result."""
-        self._is_in_shard = True
-        try:
-            yield
-        finally:
-            self._is_in_shard = False
+        self.is_in_shard = True
+        if reached:
+            torch.autograd.backward(reached, gradients)
+        self.is_in_shard = False
 
     def _reach(self, number: int, _gradient: Tensor) -> None:
         """A backward has reached the result of a sum; only that of the step's loss may."""
-        if self._is_in_shard:
+        if self.is_in_shard:
             raise UsageError(
                 f"step {self._step}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, whose gradient would be lost; add "
                 "both in one sum (a variance: Σx and Σx²), or use the result's .detach()"
