@@ -16,12 +16,7 @@ from typing import NoReturn
 
 from elastic.commands import command_parser, run_command, usage_of
 from elastic.config import environment
-from elastic.config.options import (
-    OPTIONS_HELP,
-    asks_for,
-    parse,
-    training_parser,
-)
+from elastic.config.options import OPTIONS_HELP, asks_for, parse, training_parser
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import command_end, supervisor
 from elastic.system.command_end import open_closed_streams, print_if_read

@@ -33,13 +33,7 @@ from elastic.errors import (
     NothingLoads,
     StoreFailed,
 )
-from elastic.events import (
-    CheckpointCommitted,
-    RunFailed,
-    RunFinished,
-    RunInterrupted,
-    RunStarted,
-)
+from elastic.events import CheckpointCommitted, RunFailed, RunFinished, RunInterrupted, RunStarted
 from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events, read_rare
 from elastic.storage.remote import open_store

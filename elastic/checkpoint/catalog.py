@@ -10,14 +10,7 @@ from math import inf
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord, parse, parse_name
 from elastic.errors import CheckpointDamaged
-from elastic.storage.store import (
-    OutsideStore,
-    Store,
-    StoredObject,
-    StoreUnavailable,
-    read_small,
-    reading,
-)
+from elastic.storage.store import OutsideStore, Store, StoredObject, StoreUnavailable, read_small, reading
 from elastic.system.clock import Clock
 
 # Retention may delete what was just listed: each such listing needs another commit meanwhile.

@@ -17,7 +17,7 @@ instead (order.py).
 
 import hashlib
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import isqrt
 
 import numpy as np
@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 ROUNDS = 8
 
 
 def mix(value: int) -> int:
     """SplitMix64's finaliser: a bijection of 64-bit numbers."""
-    value = (value ^ (value >> 30)) * _FIRST & MASK
-    value = (value ^ (value >> 27)) * _SECOND & MASK
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
     return value ^ (value >> 31)
 
 
@@ -47,32 +46,23 @@ def key(*parts: int | str) -> int:
 def extended(state: int, *parts: int | str) -> int:
     """The key of a purpose that goes on from that of its first parts."""
     for part in parts:
-        if isinstance(part, str):
-            value = _mixed_word(part)
-        else:
-            # `mix` written out, here and below: steps make several keys each.
-            value = part + GOLDEN & MASK
-            value = (value ^ (value >> 30)) * _FIRST & MASK
-            value = (value ^ (value >> 27)) * _SECOND & MASK
-            value ^= value >> 31
-        value ^= state + GOLDEN & MASK
-        value = (value ^ (value >> 30)) * _FIRST & MASK
-        value = (value ^ (value >> 27)) * _SECOND & MASK
-        state = value ^ (value >> 31)
+        state = mix((state + GOLDEN & MASK) ^ _mixed(part))
     return state
 
 
-@cache
-def _mixed_word(word: str) -> int:
-    return mix(int.from_bytes(hashlib.sha256(word.encode()).digest()[:8]) + GOLDEN & MASK)
+@lru_cache(maxsize=4096)  # steps make several keys each, of few parts
+def _mixed(part: int | str) -> int:
+    if isinstance(part, str):
+        part = int.from_bytes(hashlib.sha256(part.encode()).digest()[:8])
+    return mix(part + GOLDEN & MASK)
 
 
 def bits(base: NDArray[np.uint64] | int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """uint64 words at the given counters of the stream(s) `base`; shapes broadcast."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
         value = np.asarray(base, dtype=np.uint64) + (counters + np.uint64(1)) * np.uint64(GOLDEN)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
         return mixed
 

@@ -45,7 +45,7 @@ class Rehearsals:
         """recipe: its text and arguments, as a checksum; others say nothing of this one."""
         self._every = every
         self._clock = clock
-        self._epoch_end = order.epoch_end(1)
+        self._epoch_end = next(step for step in range(1, order.steps + 1) if order.ends_epoch(step))
         done: list[Compared] = [each.event for each in read_rare(events, Rehearsed)]
         done += [each.event for each in read_rare(events, Overlapped)]
         done = sorted((each for each in done if each.recipe == recipe), key=lambda each: each.step)
@@ -56,16 +56,12 @@ class Rehearsals:
         self._from = 1 + max(self._before, default=0)  # none is due before this step
         self._began_s = min((each.time for each in read_rare(events, RunStarted)), default=now_s)
 
-    def next_due(self, step: int) -> int:
-        """No step from this one on is due before; a clock decides about later ones."""
-        first = max(step, self._from)
-        return self._every.next_step(first) if self._every.kind == "steps" else first
-
     def is_due(self, step: int) -> bool:
+        """Asked in each step."""
         if step < self._from:
             return False
         if self._every.kind == "steps":
-            return step == self._every.next_step(step)
+            return step % int(self._every.value) == 0
         return is_due(
             step,
             epoch_end=self._epoch_end,

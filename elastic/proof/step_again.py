@@ -19,15 +19,7 @@ from elastic.errors import EXIT_AGAIN, RecipeNotExact
 from elastic.events import Overlapped, Rehearsed, StepDiffered
 from elastic.observe.log import EventLog, read_rare
 from elastic.proof import evidence, verdict
-from elastic.proof.evidence import (
-    LOSS,
-    NOTHING,
-    ComputedStep,
-    Earlier,
-    Evidence,
-    differences,
-    roots,
-)
+from elastic.proof.evidence import LOSS, NOTHING, ComputedStep, Earlier, Evidence, differences, roots
 from elastic.proof.variables import Collector
 from elastic.proof.verdict import Verdict, judge
 from elastic.system.clock import Clock, thread_cpu_s
@@ -53,9 +45,7 @@ class Collected:
         self.step, self.computations = step, 0
         self.losses, self.gradients = {}, {}
 
-    def add(
-        self, losses: Mapping[int, Tensor | float], gradients: Iterable[tuple[str, nn.Parameter]]
-    ) -> None:
+    def add(self, losses: Mapping[int, Tensor], gradients: Iterable[tuple[str, nn.Parameter]]) -> None:
         """A computation ended: `.grad` has the sum over all shards."""
         self.computations += 1
         of = "" if self.computations == 1 else f" (computation {self.computations})"

@@ -52,8 +52,8 @@ class Trained(Protocol):
 class Bucket:
     """Some parameters whose gradients travel together, one shard's after another's.
 
-    length: numbers in the vector that holds them. forms: dtype and layout of each gradient. stack:
-    what the blocks of shards gave so far.
+    length: numbers in the vector that holds them. dtype: of the first one. stack: what the blocks
+    of shards gave so far.
     """
 
     def __init__(self, parameters: list[nn.Parameter], names: Trained) -> None:
@@ -61,12 +61,13 @@ class Bucket:
         self.names = names
         self.length = 0
         self._nothing: Given = [None] * len(parameters)
-        self.forms = [(p.dtype, torch.strided) for p in parameters]
+        self._forms = [(p.dtype, torch.strided) for p in parameters]
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         for p in parameters:
             self._places.append((p.shape, _strides(p), self.length))
             aligned = ALIGNED_BYTES // p.element_size()
             self.length += -(-p.numel() // aligned) * aligned
+        self.dtype = parameters[0].dtype if parameters else None
         self.begin()
 
     def begin(self) -> None:
@@ -124,51 +125,23 @@ class Bucket:
         return [any(given[i] is not None for given in blocks) for i in range(len(self.parameters))]
 
     def assign(self, gradients: Given) -> None:
-        """Put them into `.grad`."""
+        """Put them into `.grad`. Raises UsageError as `pack`."""
+        self._check_forms(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-
-    def parts(self, is_chosen: list[bool]) -> list["Bucket"]:
-        """Some of its parameters, with what was given to them, in buckets of one dtype each."""
-        chosen = list(compress(self.parameters, is_chosen))
-        place = {id(p): number for number, p in enumerate(self.parameters)}
-        found = [Bucket(group, self.names) for group in groups(chosen)]
-        for bucket in found:
-            of_bucket = [place[id(p)] for p in bucket.parameters]
-            bucket.stack.parts = {
-                block: [given[i] for i in of_bucket] for block, given in self.stack.parts.items()
-            }
-        return found
 
     def check_sent(self) -> None:
         """After the backward. Raises UsageError where it gave more after the bucket was sent."""
         self.begin_shard(is_second=False)
 
-    def check_forms(self, given: Given) -> None:
-        """Raises UsageError for a sparse gradient, or one of another dtype than its parameter."""
-        forms = list(map(_FORM, filter(_is_there, given)))
-        if forms == self.forms or forms == list(compress(self.forms, map(_is_there, given))):
-            return
-        for parameter, gradient in zip(self.parameters, given, strict=True):
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise UsageError(
-                    f"expected a dense gradient of {self.names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
-                    "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
-                )
-            if gradient is not None and gradient.dtype is not parameter.dtype:
-                raise UsageError(
-                    f"expected gradients of {self.names.name_of(parameter)} in its own dtype, {parameter.dtype}, found {gradient.dtype}; leave grad_dtype as torch "
-                    "sets it, and return that dtype from a backward of your own; for more digits keep the parameter in float32"
-                )
-
     def pack(self, room: int = 0) -> dict[Block, Tensor]:
         """One vector of each block, and behind its gradients `room` numbers, which are 0.
 
-        Raises UsageError as `check_forms`.
+        Raises UsageError for a sparse gradient, or one of another dtype than its parameter.
         """
         found, self._used = {}, self.used
         for block, given in self.stack.parts.items():
-            self.check_forms(given)
+            self._check_forms(given)
             found[block] = flat = self.parameters[0].new_empty(self.length + room)
             flat[self.length :] = 0
             views = self.views(flat)
@@ -184,6 +157,17 @@ class Bucket:
         """Where each gradient lies in a vector, in the form that autograd would give it."""
         begin = flat.storage_offset()
         return [flat.as_strided(shape, strides, begin + at) for shape, strides, at in self._places]
+
+    def _check_forms(self, given: Given) -> None:
+        forms = list(map(_FORM, filter(_is_there, given)))
+        if forms == self._forms or forms == list(compress(self._forms, map(_is_there, given))):
+            return
+        for parameter, gradient in zip(self.parameters, given, strict=True):
+            if gradient is not None and _FORM(gradient) != (parameter.dtype, torch.strided):
+                raise UsageError(
+                    f"expected a dense gradient of {self.names.name_of(parameter)}, of {parameter.dtype}, found one of {gradient.dtype} and {gradient.layout}; build layers without "
+                    "sparse=True, take an optimizer for dense gradients, and return the parameter's dtype from a backward of your own"
+                )
 
     def _clear(self) -> None:
         for parameter in self.parameters:
@@ -272,5 +256,6 @@ def add(left: Given, right: Given) -> Given:
 def _strides(parameter: Tensor) -> tuple[int, ...]:
     """Of the gradient that autograd gives it: its own, or in one row where it lies with gaps."""
     own = parameter.stride()
-    is_dense = torch.empty_like(parameter, device="meta").stride() == own
-    return own if is_dense else torch.empty(parameter.shape, device="meta").stride()
+    if parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() == own:
+        return own
+    return torch.empty(parameter.shape, device="meta").stride()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic.errors import UsageError
+from elastic.system import forked_child
 from elastic.train.state.state import State
 
 _EXCHANGES = (
@@ -45,11 +46,12 @@ def early_draws() -> None:
             )
 
 
-def in_forked_child() -> UsageError:
-    return UsageError(
-        "expected the loop, sums and evaluations in the process that called elastic.start, found them in a child that the recipe forked; end it "
-        "where it was forked, with os._exit"
-    )
+def use_in_forked_child() -> None:
+    if forked_child.is_one():
+        raise UsageError(
+            "expected the loop, sums and evaluations in the process that called elastic.start, found them in a child that the recipe forked; end it "
+            "where it was forked, with os._exit"
+        )
 
 
 def own_group() -> None:

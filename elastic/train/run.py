@@ -246,8 +246,7 @@ class Run:
 
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""
-        if forked_child.is_one():
-            raise refuse.in_forked_child()
+        refuse.use_in_forked_child()
         if self._error is not None:
             raise self._error
         if self._loop_end is not None:

@@ -57,7 +57,7 @@ class Node:
     def sums(self, undo=lambda: None):
         """The end-of-step all-reduce of the next step."""
         said = Told((), (), (), self.agreement.ballots(), ())
-        total = encode(torch.zeros(0), said, range(0), 0)
+        total = encode([], said, range(0), 0, torch.device("cpu"))
         torch.distributed.all_reduce(total, group=self.member.group)
         self.agreement.read(decode(total.tolist(), said, 0).ballots, undo)
 

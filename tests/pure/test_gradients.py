@@ -12,7 +12,7 @@ from torch import nn
 from elastic.errors import UsageError
 from elastic.reduce import bucket as bucket_module
 from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import MOST_LAYOUTS, Gradients
+from elastic.reduce.gradients import Gradients
 from elastic.train.state.state import State
 from elastic.train.step.contract import Contract
 
@@ -179,15 +179,6 @@ def test_a_gradient_in_parts_of_a_second_shard_alone_is_refused():
     gradients = gradients_of(parameter := ones(1), shards=2)
     with pytest.raises(UsageError, match=r"the gradient of p\.0, once a shard.*use_reentrant=False"):
         one_step(gradients, backward)
-
-
-def test_vectors_of_parameters_frozen_later_are_given_back():
-    """Each stage of progressive unfreezing has a layout, which would keep the size of a model."""
-    gradients = gradients_of(*(parameters := [ones() for _ in range(MOST_LAYOUTS + 2)]))
-    for number in range(len(parameters)):
-        gradients._trained.required = left = parameters[number:]
-        one_step(gradients, lambda _shard, left=left: sum(left).sum().backward())
-    assert len(gradients._layouts) == MOST_LAYOUTS
 
 
 KEEPS = {"itself": lambda g: g, "a part": lambda g: g.view(-1)[:1], "another tensor": lambda g: g.detach()}

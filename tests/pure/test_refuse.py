@@ -147,7 +147,7 @@ def test_a_caught_error_of_a_collective_call_comes_again(place, monkeypatch):
     """Else this rank's next call would meet the others' last one, and take their numbers for its
     own. An error that all ranks meet alike, of the arguments of run.data, may be caught.
     """
-    monkeypatch.setattr("elastic.system.forked_child.is_one", lambda: False)
+    monkeypatch.setattr("elastic.train.refuse.use_in_forked_child", lambda: None)
     run = object.__new__(Run)
     run._error, run._state = None, None
     run._worker = SimpleNamespace(identity=None, step_functions=StepFunctions())

@@ -29,23 +29,16 @@ from elastic.proof.audit import Auditor, StepAudit
 from elastic.reduce.balance import Balance
 from elastic.reduce.tree import spans_of
 from elastic.snapshot.slots import SnapshotInfo
-from elastic.system import forked_child
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.loop import leaving
 from elastic.train.loop.build import LoopParts
 from elastic.train.loop.record import StepRecorder
-from elastic.train.loop.requests import (
-    QUIET_S,
-    act_on_requests,
-    is_first_audited,
-    quiet_until,
-    requests_of,
-)
+from elastic.train.loop.requests import Asking, act_on_requests, is_first_audited
 from elastic.train.state.flat import checksum_of
 from elastic.train.state.resume import resume
 from elastic.train.state.saving import SavedState, Saving
-from elastic.train.step.parts import NOTHING, Requests, StepParts, StepPlace
+from elastic.train.step.parts import Requests, StepParts, StepPlace
 from elastic.train.step.step import Step
 
 
@@ -66,8 +59,6 @@ class Loop:
         self._passed = 0  # the last step whose body is over
         self._line: StepLine | None = None  # of the step before, if it is new
         self._kept: SavedState | None = None  # its state, if that was voted for
-        # Rank 0 asks for nothing before this step and this time on the monotonic clock.
-        self._quiet_until = self._quiet_until_s = 0.0
 
     def run(self) -> Iterator[Step]:
         """The steps that are left.
@@ -158,6 +149,7 @@ class Loop:
             parts.again.collected,
         )
         self._saving = Saving(parts, self._agreement, point)
+        self._asking = Asking(parts, self._saving)
         self._recorder = StepRecorder(parts, resumed, self._of_steps.contract.mark)
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
@@ -237,18 +229,11 @@ class Loop:
         parts = self.parts
         if (snapshotting := parts.snapshotting) is not None and snapshotting.under_way is not None:
             snapshotting.copy.before_update()
-        is_quiet = number < self._quiet_until and self._recorder.opened_s < self._quiet_until_s
-        if is_quiet and not parts.page.drain:
-            return NOTHING
-        last_step = self.last_step
-        self._quiet_until = quiet_until(parts, self._saving, number, last_step)
-        self._quiet_until_s = self._recorder.opened_s + QUIET_S
-        return requests_of(parts, self._saving, number, last_step)
+        return self._asking.ask(number, self._recorder.opened_s, self.last_step)
 
     def _check_body(self, step: Step, first: int) -> None:
         """The recipe asks for the next step. An error of this step ends the run, caught or not."""
-        if forked_child.is_one():
-            raise refuse.in_forked_child()
+        refuse.use_in_forked_child()
         if step.error is not None:
             raise step.error
         if step.number == first:  # from here on an optimizer has state

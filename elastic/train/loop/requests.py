@@ -17,35 +17,45 @@ from elastic.proof.step_again import texts_of
 from elastic.proof.variables import variables_of
 from elastic.train.loop.build import LoopParts
 from elastic.train.state.saving import Saving
-from elastic.train.step.parts import Requests, StepOutcome
+from elastic.train.step.parts import NOTHING, Requests, StepOutcome
 from elastic.train.step.step import Step
 
 LONGEST_STEP_S = 5.0  # a node that is to leave, or to join, waits for one step more
 
 
-QUIET_S = 0.02  # the clocks of saves and rehearsals are looked at so often
+QUIET_S = 0.02  # what seconds and costs decide may come so much later
 
 
-def quiet_until(parts: LoopParts, saving: Saving, number: int, last_step: int) -> float:
-    """The first step after `number` at whose end this rank may ask for more than a drain, unless a
-    clock decides it.
-    """
-    output, order = parts.output, parts.loader.order
-    if parts.trace is not None or saving.agreement.known is not None:
+class Asking:
+    """What one rank asks for in each step. In most steps that is one comparison of a number."""
+
+    def __init__(self, parts: LoopParts, saving: Saving) -> None:
+        self._parts, self._saving = parts, saving
+        # But for drains it asks for nothing before this step and this time.
+        self._quiet_until, self._quiet_until_s = 0, 0.0
+
+    def ask(self, number: int, now_s: float, last_step: int) -> Requests:
+        """At the end of step `number`."""
+        is_quiet = number < self._quiet_until and now_s < self._quiet_until_s
+        if is_quiet and not self._parts.page.drain:
+            return NOTHING
+        self._quiet_until_s = now_s + QUIET_S
+        self._quiet_until = quiet_until(self._parts, self._saving, number, last_step)
+        return requests_of(self._parts, self._saving, number, last_step)
+
+
+def quiet_until(parts: LoopParts, saving: Saving, number: int, last_step: int) -> int:
+    """The first step after `number` whose number may make something due."""
+    options, uploads = parts.link.options, saving.checkpointing is not None and saving.checkpointing.is_busy
+    # Snapshots of every n steps are counted from the last one; a check and a redo ask in each step.
+    asks_in_each = options.snapshot_every.kind == "steps" or parts.trace is not None
+    if asks_in_each or uploads or saving.agreement.known is not None:
         return 0
-    if output is None or saving.checkpointing is None:
-        return last_step
-    due = [
-        output.schedule.next_due,
-        order.epoch_end(number + 1) - 1,  # before an evaluation
-        output.audits.next_due(number + 1) - 1,
-        saving.checkpointing.next_due(number),
-        last_step,
-    ]
-    if parts.groups.world_size > 1:
-        due.append(output.comparing.next_due)
-    if output.rehearsals is not None:
-        due.append(output.rehearsals.next_due(number + 1) - 1)
+    due = [last_step, parts.loader.order.epoch_end(number + 1) - 1]  # before an evaluation
+    # An audit or a rehearsal is asked for in the step before.
+    for every, ahead in ((options.save_every, 0), (options.audit, 1), (options.rehearse, 1)):
+        if every.kind == "steps":
+            due.append(every.next_step(number + 1 + ahead) - ahead)
     return min(due)
 
 

@@ -45,7 +45,7 @@ def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None
     """
     match every.kind:
         case "steps":
-            return step == every.next_step(step)
+            return step % int(every.value) == 0
         case "seconds":
             return since_s >= every.value
         case _:
@@ -72,13 +72,9 @@ class Interval:
         self.costs_s: deque[float] = deque(maxlen=MEASUREMENTS)
         self.last: int | None = None
 
-    @property
-    def next_due(self) -> int:
-        """The first step at which it is over: any, until the first ones told what they cost."""
-        return 0 if self.last is None or self.steps is None else self.last + self.steps
-
     def is_over(self, step: int) -> bool:
-        return step >= self.next_due
+        """Also while no cost is known: the first ones tell it."""
+        return self.last is None or self.steps is None or step - self.last >= self.steps
 
     def begin(self, step: int) -> None:
         """Steps are counted from this one, whether or not its snapshot or save succeeds."""
@@ -99,11 +95,6 @@ class SnapshotSchedule:
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
         self.last_step_s = self._elapsed_s = 0.0
         self._before_evaluations = 0
-
-    @property
-    def next_due(self) -> float:
-        """As that of its interval; before evaluations more are taken."""
-        return math.inf if self._every.kind == "off" else self.interval.next_due
 
     def is_due(self, step: int, *, evaluates_next: bool = False) -> bool:
         """Whether the state after `step` gets a snapshot; asked once, while the step is under way.
@@ -164,18 +155,15 @@ class AuditSchedule:
 
     def is_due(self, step: int, *, is_first: bool = False) -> bool:
         """Asked while the step before is under way. is_first: of this process."""
-        return not (is_first and self._every.kind == "auto") and step >= self.next_due(step)
-
-    def next_due(self, step: int) -> float:
-        """The first step from this one on that is due, as far as the costs are known."""
         interval = self.interval
         match self._every.kind:
             case "steps":
-                return self._every.next_step(step)
+                return step % int(self._every.value) == 0
             case "auto":
-                return interval.next_due if interval.steps is not None or interval.last is None else math.inf
+                is_known = interval.steps is not None or interval.last is None
+                return is_known and not is_first and interval.is_over(step)
             case _:
-                return math.inf
+                return False
 
     def add_step(self, seconds: float, *, is_audited: bool) -> None:
         """A step took so long."""

@@ -10,7 +10,6 @@ reported and never stops training; a step that was committed with another state 
 The uploader tries calls of the storage again; a final save is offered FINAL_TRIES times.
 """
 
-import math
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -182,11 +181,10 @@ class Checkpointing:
         self._is_overdue = False
         self._refusal = ""  # why the last save could not be handed to the uploader
 
-    def next_due(self, step: int) -> float:
-        """The first step from this one on that its number makes due."""
-        if self._is_overdue or self._every.kind != "steps":
-            return 0 if self._is_overdue else math.inf
-        return self._every.next_step(step)
+    @property
+    def is_busy(self) -> bool:
+        """Whether the uploader is to be asked what became of a save."""
+        return self._under_way is not None
 
     def is_due(self, step: int) -> bool:
         self.receive_result()

@@ -300,13 +300,13 @@ class Buffers:
             self._group()
         return bool(found)
 
-    def end(self, total: Tensor, signs: list[float]) -> None:
+    def end(self, total: Tensor, signs: list[float], after: Contents) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [sums.length].
 
-        signs: read from its `sums.signs`.
+        signs: read from its `sums.signs`. after: what the buffers were after one of the shards.
         """
         self.load()
-        self.sums.use(self._tensors, total, signs)
+        self.sums.use(self._tensors, total, signs, after.left)
         self._is_first = False
 
     def averaged(self, contents: Contents) -> list[str]:

@@ -30,38 +30,44 @@ class Told(NamedTuple):
     used: Sequence[float]
 
 
-def encode(losses: Tensor, said: Told, shards: range, of: int) -> Tensor:
-    """float32 [numbers], on the device of the losses.
+def encode(losses: Sequence[Tensor], said: Told, shards: range, of: int, device: torch.device) -> Tensor:
+    """float32 [numbers], on the device.
 
-    losses: [own shards], of any floats, or empty; said: all else that this rank tells. shards:
-    whose losses they are, of `of` in all.
+    losses: of one number each, or none; said: all else that this rank tells. shards: whose losses
+    they are, of `of` in all.
     """
     ballots = [float(ballot >> PIECE_BITS * i & _MASK) for ballot in said.ballots for i in range(PIECES)]
     numbers = torch.tensor([*said.asks, *said.own_s, *ballots, *said.used], dtype=torch.float32)
-    numbers = numbers.to(losses.device)
-    if not len(losses):
+    numbers = numbers.to(device)
+    if not losses:
         return numbers
-    bits = losses.double().view(torch.int64)
-    pieces = torch.stack([bits >> PIECE_BITS * i & _MASK for i in range(PIECES)], 1)
     places = numbers.new_zeros(of, PIECES)
-    places[shards.start : shards.stop] = pieces
+    words = torch.cat([each.reshape(1).to(device, torch.float64) for each in losses]).view(torch.int64)
+    places[shards.start : shards.stop] = pieces(words)
     return torch.cat([places.view(-1), numbers])
+
+
+def pieces(words: Tensor) -> Tensor:
+    """int64 [..., PIECES] of int64 [...], each piece of PIECE_BITS."""
+    return torch.stack([words >> PIECE_BITS * i & _MASK for i in range(PIECES)], -1)
 
 
 def decode(sums: list[float], said: Told, shards: int) -> Told:
     """What all ranks told. sums: of their numbers. said: by this rank. shards: 0 without losses."""
     numbers = iter(sums)
-    bits = _whole(islice(numbers, PIECES * shards))
+    bits = _words(islice(numbers, PIECES * shards))
     return Told(
         losses=struct.unpack(f"<{len(bits)}d", struct.pack(f"<{len(bits)}Q", *bits)),
         asks=list(islice(numbers, len(said.asks))),
         own_s=list(islice(numbers, len(said.own_s))),
-        ballots=_whole(islice(numbers, PIECES * len(said.ballots))),
+        ballots=_words(islice(numbers, PIECES * len(said.ballots))),
         used=list(numbers),
     )
 
 
-def _whole(pieces: Iterable[float]) -> list[int]:
-    found = list(map(int, pieces))
+def _words(numbers: Iterable[float]) -> list[int]:
+    found = list(map(int, numbers))
     low, middle, high = (found[i::PIECES] for i in range(PIECES))
-    return [a | b << PIECE_BITS | c << 2 * PIECE_BITS for a, b, c in zip(low, middle, high, strict=True)]
+    # The last piece has two bits more than are left, copies of the sign.
+    whole = (a | b << PIECE_BITS | c << 2 * PIECE_BITS for a, b, c in zip(low, middle, high, strict=True))
+    return [word & (1 << 64) - 1 for word in whole]

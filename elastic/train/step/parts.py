@@ -6,7 +6,7 @@ worked, which gradients exist, and buffers. Then each rank has the step's gradie
 the step's buffers in its modules.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -149,7 +149,7 @@ class StepParts:
         self,
         number: int,
         loss: Tensor | None,
-        losses: dict[int, Tensor | float],
+        losses: dict[int, Tensor],
         after: dict[int, Contents],
         requests: Callable[[int], Requests],
     ) -> StepOutcome:
@@ -173,7 +173,7 @@ class StepParts:
         else:
             said = Told((), asks, self.pace.numbers(), ballots, self.gradients.used())
             with self.heartbeat.waiting():
-                numbers = encode(_as_tensor(own, self.device), said, exchange.own_shards, exchange.shards)
+                numbers = encode(own, said, exchange.own_shards, exchange.shards, self.device)
                 sums = self.gradients.sum(numbers)
                 total = self._sum_buffers(after)
                 found, known, signs = self._read([sums], known_loss, self._signs(total))
@@ -203,19 +203,15 @@ class StepParts:
             return None
         return self.exchange.sum_shards(self.buffers.contributions(after), "the buffers of a step")
 
-    def _read(self, *groups: Sequence[Tensor | float]) -> list[list[float]]:
+    def _read(self, *groups: Sequence[Tensor]) -> list[list[float]]:
         """The numbers of each group, in one wait for the device."""
-        tensors = [each for group in groups for each in group if isinstance(each, Tensor)]
-        if not tensors:
-            return [list(map(float, group)) for group in groups]
-        found = iter(
-            torch.cat([each.reshape(-1).to(self.device, torch.float64) for each in tensors]).tolist()
-        )
-
-        def of(each: Tensor | float) -> Iterable[float]:
-            return islice(found, each.numel()) if isinstance(each, Tensor) else (each,)
-
-        return [[number for each in group for number in of(each)] for group in groups]
+        tensors = [each.reshape(-1) for group in groups for each in group]
+        if len(tensors) > 1:
+            read = torch.cat([each.to(self.device, torch.float64) for each in tensors]).tolist()
+        else:
+            read = tensors[0].tolist() if tensors else []
+        found = iter(read)
+        return [list(islice(found, sum(map(Tensor.numel, group)))) for group in groups]
 
     def _signs(self, total: Tensor | None) -> list[Tensor]:
         return [] if total is None else [self.buffers.sums.signs(total)]
@@ -238,14 +234,4 @@ class StepParts:
                 f"step {number}: expected integer buffers to be the same after every shard, found others in {names or 'some'}; update them in the "
                 "loop's body, by a step.sum(...), or make them floats, which become the mean"
             )
-        buffers.end(total, signs)
-
-
-def _as_tensor(losses: Sequence[Tensor | float], device: torch.device) -> Tensor:
-    """[losses], of floats, where they can be exchanged."""
-    tensors = [each for each in losses if isinstance(each, Tensor)]
-    return (
-        torch.stack(tensors).to(device)
-        if tensors
-        else torch.tensor(losses, dtype=torch.float64, device=device)
-    )
+        buffers.end(total, signs, next(iter(after.values())))

@@ -27,7 +27,6 @@ from elastic.data.random_keys import extended
 from elastic.errors import ElasticError, UsageError
 from elastic.observe.step_line import OWN_NAMES
 from elastic.proof.audit import Call, Compute, StepAudit
-from elastic.system import forked_child
 from elastic.system.silence import Phase
 from elastic.train import refuse
 from elastic.train.misuse import public
@@ -94,8 +93,7 @@ class Step:
 
     def _check_usable(self) -> None:
         """Raises UsageError in a process that the recipe forked, and the error that it caught."""
-        if forked_child.is_one():
-            raise refuse.in_forked_child()
+        refuse.use_in_forked_child()
         if self.error is not None:
             raise self.error
 
@@ -231,14 +229,13 @@ class Step:
             self._sums.is_in_shard = False
 
         self._begin_gradients(scaler)
-        losses: dict[int, Tensor | float] = {}
+        losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
             self._parts.gradients.before_backward(batch.shard)
             backward(loss)
             self._end_backward(batch.shard)
-            # On a GPU it is read at the end of the step, by when its memory may be used again.
-            is_read = loss.device.type == "cpu"
-            losses[batch.shard] = loss.item() if is_read else loss.detach().reshape(()).clone()
+            # Read at the end of the step, by when another call may have used its memory again.
+            losses[batch.shard] = loss.detach().clone() if self.shards > 1 else loss.detach()
         if self.audit is not None:
             self.audit.check(lambda outputs: backward(outputs[-1]), self._passes)
         outcome = self._finish(None, losses)
@@ -356,7 +353,7 @@ class Step:
             self.fault_point("mid-sum")
         return self._requests(number)
 
-    def _finish(self, loss: Tensor | None, losses: dict[int, Tensor | float]) -> StepOutcome:
+    def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepParts.end."""
         parts, buffers = self._parts, self._buffers_after
         before = self.outcome
