@@ -241,8 +241,8 @@ def there(given: Given) -> list[Tensor]:
 
 def add(left: Given, right: Given) -> Given:
     """In the memory of the left one, whichever of the two came last."""
-    if are_all(left) and are_all(right):
-        torch._foreach_add_(there(left), there(right))
+    if all(map(_is_there, left)) and all(map(_is_there, right)):
+        torch._foreach_add_(left, right)  # type: ignore[arg-type] # mypy does not see that none is missing
         return left
     found: Given = []
     for one, other in zip(left, right, strict=True):

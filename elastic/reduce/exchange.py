@@ -13,6 +13,10 @@ The library's own all-reduce is not used for more than two ranks: the order in w
 on the world size, the algorithm and the vector's length. With one block a rank each way moves
 2·(W-1)/W of the vector per rank, as a ring all-reduce does; B blocks a rank move (B+1)·(W-1)/W.
 
+What ranks tell each other beside gradients may ride in a bucket, whose sum adds it in some order.
+So each number is 0 on all ranks but one, or small and whole, and one of 64 bits takes three places
+(`encode`).
+
 It does not promise to survive the death of a peer: that raises PeerLost, and the agent starts a new
 generation.
 """
@@ -29,6 +33,10 @@ from elastic.reduce.tree import Block, Stack, blocks, fold, span
 
 # The second name is that of older versions of torch, and deprecated in newer ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+PIECES, PIECE_BITS = 3, 22  # of a word of 64 bits; a float32 holds each piece
+_MASK = (1 << PIECE_BITS) - 1
 
 
 @contextmanager
@@ -133,3 +141,23 @@ class Exchange:
         with peers_may_die(what):
             _all_gather(gathered, root, group=self._group)
         return gathered[:length]
+
+
+def pieces(words: Tensor) -> Tensor:
+    """int64 [..., PIECES] of int64 [...], each piece of PIECE_BITS."""
+    return torch.stack([words >> PIECE_BITS * i & _MASK for i in range(PIECES)], -1)
+
+
+def encode(words: Tensor, numbers: Sequence[float]) -> Tensor:
+    """float32 [PIECES * words + numbers], on the device of the words, which are int64 [words]."""
+    rest = torch.tensor(numbers, dtype=torch.float32, device=words.device)
+    return torch.cat([pieces(words).view(-1).float(), rest])
+
+
+def decode(sums: list[float], num_words: int) -> tuple[list[int], list[float]]:
+    """The words, without signs, and the numbers. sums: of what each rank has encoded."""
+    end = PIECES * num_words
+    low, middle, high = (map(int, sums[i:end:PIECES]) for i in range(PIECES))
+    # The last piece has two bits more than are left, copies of the sign.
+    whole = (a | b << PIECE_BITS | c << 2 * PIECE_BITS for a, b, c in zip(low, middle, high, strict=True))
+    return [word & (1 << 64) - 1 for word in whole], sums[end:]

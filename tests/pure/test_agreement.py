@@ -12,6 +12,7 @@ from steps import ALONE, groups_of
 from elastic.divergence import Divergence, vote_of
 from elastic.errors import RecipeNotExact, StatesDiffer
 from elastic.proof.agreement import Agreement, Comparison
+from elastic.reduce.exchange import decode, encode
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
@@ -20,7 +21,6 @@ from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
 from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.snapshotting import Snapshotting, layout_of
-from elastic.train.step.numbers import Told, decode, encode
 
 
 class Node:
@@ -56,10 +56,10 @@ class Node:
 
     def sums(self, undo=lambda: None):
         """The end-of-step all-reduce of the next step."""
-        said = Told((), (), (), self.agreement.ballots(), ())
-        total = encode([], said, range(0), 0, torch.device("cpu"))
+        ballots = [each - (each >> 63 << 64) for each in self.agreement.ballots()]
+        total = encode(torch.tensor(ballots), [])
         torch.distributed.all_reduce(total, group=self.member.group)
-        self.agreement.read(decode(total.tolist(), said, 0).ballots, undo)
+        self.agreement.read(decode(total.tolist(), len(ballots))[0], undo)
 
     def agreed_snapshots(self):
         return [each.info.step for each in self.slots.whole() if each.is_agreed]

@@ -1,5 +1,6 @@
 """Real ranks over gloo end up with the bits of one plain recursive sum, whatever their number."""
 
+import struct
 from unittest.mock import patch
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import PeerLost
-from elastic.reduce.exchange import Exchange
+from elastic.reduce.exchange import Exchange, decode, encode
 from elastic.reduce.tree import Stack, fold, spans_of
 
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
@@ -101,3 +102,17 @@ def test_a_collective_that_fails_blames_the_peer(ranks):
     """
     lost = "another worker went away during a test: Connection closed by peer"
     assert ranks.run(2, reduce_through_a_broken_group) == [[lost, "'ours'"]] * 2
+
+
+@given(st.lists(st.floats(width=64) | st.integers(-(2**63), 2**63 - 1)), st.integers(1, 3))
+def test_words_keep_their_bits_in_a_sum_of_float32(values, world_size):
+    """Of losses and ballots: each is 0 on all ranks but one."""
+    words = [struct.unpack("<q", struct.pack("<d" if isinstance(v, float) else "<q", v))[0] for v in values]
+    of_ranks = [
+        encode(
+            torch.tensor([w * (i % world_size == rank) for i, w in enumerate(words)], dtype=torch.int64), [1]
+        )
+        for rank in range(world_size)
+    ]
+    found, counts = decode(sum(of_ranks).tolist(), len(words))
+    assert found == [word % 2**64 for word in words] and counts == [world_size]

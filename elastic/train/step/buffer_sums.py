@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from elastic.train.step.numbers import PIECES, pieces
+from elastic.reduce.exchange import PIECES, pieces
 
 _MIX = 0x9E3779B97F4A7C15 - 2**64  # odd, from the golden ratio (Knuth's multiplicative hashing)
 

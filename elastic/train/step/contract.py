@@ -98,8 +98,6 @@ class Contract:
         self._used: dict[int, int] = {}  # the version of the gradient when an optimizer used it
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
-        self._loose_versions: list[int] = []  # of loose ones, where they got their gradients
-        self._updates_loose = False  # the recipe's own code did in the step before, as autograd counts
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
         self._mark: list[int] = []
         self._look()
@@ -120,7 +118,6 @@ class Contract:
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
         held = self.parts.held
-        self._updates_loose = not held and self._loose_versions != list(map(_VERSION, self._loose))
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*held, *self._loose):
             if not self._left or id(parameter) not in self._left:
@@ -130,8 +127,7 @@ class Contract:
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
-        is_left_out = self._updates_loose and self._loose_versions == list(map(_VERSION, self._loose))
-        return is_left_out or bool(self._unused())
+        return bool(self._unused())
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the trained parameters as they were."""
@@ -164,7 +160,6 @@ class Contract:
         self._is_computing = False
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
-        self._loose_versions = list(map(_VERSION, self._loose))
         names = list(map(id, self.required))
         self._given.update(zip(names, map(_VERSION, self.required), strict=True))
         for name in names if self._used else ():

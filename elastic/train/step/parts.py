@@ -6,7 +6,8 @@ worked, which gradients exist, and buffers. Then each rank has the step's gradie
 the step's buffers in its modules.
 """
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -20,14 +21,13 @@ from elastic.errors import UsageError
 from elastic.proof.agreement import Agreement
 from elastic.proof.step_again import Collected
 from elastic.reduce import tree
-from elastic.reduce.exchange import Exchange
+from elastic.reduce.exchange import Exchange, decode, encode
 from elastic.reduce.gradients import Gradients
 from elastic.system.clock import Clock, SystemClock
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers, Contents
 from elastic.train.step.contract import Contract
-from elastic.train.step.numbers import Told, decode, encode
 from elastic.train.step.sums import AgreedForms
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -108,7 +108,7 @@ class Pace:
             places[self._rank] = max(_SHORTEST_S, self._worked_s() - self._since_s)
         return places
 
-    def read(self, sums: Sequence[float]) -> tuple[float, ...]:
+    def read(self, sums: list[float]) -> tuple[float, ...]:
         """Each rank's own seconds, by rank; empty in the first step."""
         self._since_s = self._worked_s()
         return tuple(sums) if all(sums) else ()
@@ -165,37 +165,54 @@ class StepParts:
         own = [losses[shard] for shard in exchange.own_shards] if losses else []
         known_loss = [] if loss is None else [loss]
         ballots = [] if self.agreement is None else self.agreement.ballots()
-        own_s: Sequence[float] = ()
+        used: Iterator[float] = iter(())
+        own_s: tuple[float, ...] = ()
+        of_shards: Sequence[float]
         if exchange.world_size == 1:
             total = self._sum_buffers(after)
-            found, known, signs = self._read(own, known_loss, self._signs(total))
-            told = Told(found, asks, (), (), ())
+            of_shards, known, signs = self._read(own, known_loss, self._signs(total))
         else:
-            said = Told((), asks, self.pace.numbers(), ballots, self.gradients.used())
+            said = [*asks, *self.pace.numbers(), *self.gradients.used()]
             with self.heartbeat.waiting():
-                numbers = encode(own, said, exchange.own_shards, exchange.shards, self.device)
-                sums = self.gradients.sum(numbers)
+                sums = self.gradients.sum(encode(self._words(own, ballots), said))
                 total = self._sum_buffers(after)
-                found, known, signs = self._read([sums], known_loss, self._signs(total))
-            told = decode(found, said, exchange.shards if own else 0)
-            asks = Requests(*map(bool, told.asks)) if any(told.asks) else NOTHING
-            own_s = self.pace.read(told.own_s)
+                told, known, signs = self._read([sums], known_loss, self._signs(total))
+            words, told = decode(told, exchange.shards + len(ballots))
+            of_shards = struct.unpack(
+                f"<{exchange.shards}d", struct.pack(f"<{exchange.shards}Q", *words[: exchange.shards])
+            )
+            used = iter(told)
+            asks = Requests(*map(bool, islice(used, len(asks))))
+            own_s = self.pace.read(list(islice(used, exchange.world_size)))
             if self.agreement is not None:
-                self.agreement.read(told.ballots, undo=self.buffers.load)
-        self.gradients.assign(told.used)
+                self.agreement.read(words[exchange.shards :], undo=self.buffers.load)
+        self.gradients.assign(list(used))
         if self.collected is not None and self.collected.step == number:
             named = ((self.contract.name_of(each), each) for each in self.gradients.parameters)
             self.collected.add(losses, named)
         if total is not None:
             self._end_buffers(number, total, signs, after)
-        mean = known[0] if known else tree.total(told.losses) / exchange.shards
+        mean = known[0] if known else tree.total(of_shards) / exchange.shards
         return StepOutcome(
             loss=mean,
             losses=(mean,),
             requests=asks,
-            own_s=tuple(own_s),
+            own_s=own_s,
             shards=tuple(map(len, exchange.spans)),
         )
+
+    def _words(self, own: Sequence[Tensor], ballots: Sequence[int]) -> Tensor:
+        """int64 [shards + ballots]: the bits of each own loss in its shard's place, and the ballots.
+
+        own: the losses, of one number each, or none.
+        """
+        shards = self.exchange.own_shards
+        signed = [ballot - (ballot >> 63 << 64) for ballot in ballots]
+        words = torch.tensor([0] * self.exchange.shards + signed, dtype=torch.int64, device=self.device)
+        if own:
+            numbers = torch.cat([each.reshape(1).to(self.device, torch.float64) for each in own])
+            words[shards.start : shards.stop] = numbers.view(torch.int64)
+        return words
 
     def _sum_buffers(self, after: dict[int, Contents]) -> Tensor | None:
         """The sum of the shards' contributions, float64 [sums.length]; None where it is empty."""

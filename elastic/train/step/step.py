@@ -47,7 +47,7 @@ class Step:
     __slots__ = (
         *("number", "steps", "epoch", "global_batch", "shards", "logged", "outcome", "averaged"),
         *("fault_point", "has_line", "error", "audit", "_parts", "_load", "_loaded", "_requests"),
-        *("_sums", "_buffers_after", "_is_open", "_passes"),
+        *("_sums", "_buffers_after", "_is_open", "_passes", "_of_shards"),
     )
 
     def __init__(
@@ -87,6 +87,7 @@ class Step:
         parts.contract.begin_step(number)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.seed_all(extended(parts.of_steps, number, 0))
+        self._of_shards = extended(parts.of_shards, number)
 
     def _note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
         self.error = self.error or error
@@ -337,7 +338,7 @@ class Step:
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from what the call begins with."""
-        random_streams.seed_all(extended(self._parts.of_shards, self.number, batch.shard, call.number))
+        random_streams.seed_all(extended(self._of_shards, batch.shard, call.number))
         if self._parts.buffers.is_any:
             self._parts.buffers.load(call.buffers)
         call.modes.load()

@@ -1,7 +1,8 @@
 """Counts what each step calls, and how often it waits for the device.
 
 Odd steps have a mean loss, and even ones a sum. The same step in plain PyTorch, with micro-batches,
-is counted afterwards. The file that the argument names gets both as JSON.
+is counted afterwards. Arguments: the file that gets both as JSON; the shards; any third one gives
+the model buffers.
 """
 
 import json
@@ -16,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import elastic
 
-SHARDS, SAMPLES, LAYERS, STEPS = 8, 4, 14, 36
+SHARDS, SAMPLES, LAYERS, STEPS = int(sys.argv[2]), 4, 7, 36
 # Of a tensor on a device, each of these makes the host wait.
 READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__")
 
@@ -44,7 +45,9 @@ def of_last_step() -> dict[str, int]:
 
 def main() -> None:
     run = elastic.start(seed=0, global_batch=SAMPLES * SHARDS, shards=SHARDS)
-    model = nn.Sequential(nn.BatchNorm1d(8), *(nn.Linear(8, 8) for _ in range(LAYERS)))
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS)))
+    if sys.argv[3:]:
+        model.append(nn.BatchNorm1d(8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(STEPS * SAMPLES * SHARDS, 8, generator=torch.Generator().manual_seed(0))
     data, state = run.data(TensorDataset(inputs), epochs=1), elastic.State(model=model, optimizer=optimizer)

@@ -1,0 +1,37 @@
+"""A step's own overhead, counted in calls of Python and in waits for the device, not in seconds.
+
+Calls are those beyond the same step in plain PyTorch. What a step no longer needs lowers limits.
+"""
+
+import json
+from statistics import median
+
+FIRST = 4  # steps before look at more
+OF_FIRST_SHARD, OF_FURTHER_SHARD = 125, 30
+
+
+def counts(drill, recipes, path, *arguments):
+    """Of each step: ours, and in plain PyTorch."""
+    of_counts = {"recipe": recipes / "counted.py", "arguments": (str(path), *arguments)}
+    drill.start("--save-every", "1000steps", "--fresh", **of_counts).ends_with(0)
+    return (found[1:] for found in json.loads(path.read_text()))
+
+
+def test_a_step_makes_few_calls_of_python(drill, recipes, tmp_path):
+    """Of a model with fourteen parameters and no buffers."""
+    beyond = {}
+    for shards in (1, 8):
+        ours, plain = counts(drill, recipes, tmp_path / "counts.json", str(shards))
+        calls, of_plain = (median(each["calls"] for each in found[FIRST::2]) for found in (ours, plain))
+        beyond[shards] = calls - of_plain
+    assert beyond[1] <= OF_FIRST_SHARD
+    assert beyond[8] - beyond[1] <= 7 * OF_FURTHER_SHARD
+
+
+def test_a_step_waits_for_the_device_once(drill, recipes, tmp_path):
+    """It reads the loss, the requests and what buffers became all at once; of a mean loss and of a
+    sum.
+    """
+    ours, _ = counts(drill, recipes, tmp_path / "counts.json", "8", "buffers")
+    for odd_or_even in (0, 1):
+        assert median(each["reads"] for each in ours[FIRST + odd_or_even :: 2]) == 1
