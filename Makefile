@@ -71,7 +71,7 @@ soak: $(READY)
 storms: $(READY)
 	STORMS=$(or $(STORMS),100) $(BIN)/python -m pytest tests/pure/test_random_storm.py
 
-# What a step costs beside plain PyTorch and DistributedDataParallel: a table, in under twenty minutes on idle cores.
+# What a step costs beside plain PyTorch and DistributedDataParallel: a table with its aims, in under fifteen minutes on idle cores.
 # make bench ALL=1, or ONLY="mlp64-1w-8s-fp32 gpt-*"; MARKDOWN=FILE and JSON=FILE are written as well.
 bench: $(READY)
 	$(BIN)/python benchmarks/steady.py $(if $(ALL),--all) $(if $(ONLY),--only $(foreach name,$(ONLY),'$(name)')) \

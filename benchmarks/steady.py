@@ -123,7 +123,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cell-s", type=float, default=20.0, help="seconds of turns in a cell, at least [20]"
     )
-    parser.add_argument("--minutes", type=float, help="no cell begins later [18; with --all at any time]")
+    parser.add_argument("--minutes", type=float, help="no cell begins later [14; with --all at any time]")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn there")
     return parser
@@ -146,7 +146,7 @@ def main() -> int:
     for each in ends:
         signal.signal(each, lambda number, _: sys.exit(128 + number))
     pace = Pace(turn_s=args.turn_s, least_pairs=args.pairs, least_steps=args.turn_steps, cell_s=args.cell_s)
-    minutes = args.minutes if args.minutes is not None else math.inf if args.all else 18.0
+    minutes = args.minutes if args.minutes is not None else math.inf if args.all else 14.0
     session = Session(about=machine(), choice=choice)
     try:  # the programs are ended on the way out
         session.measure(pace, 60 * minutes)

@@ -16,14 +16,16 @@ TIME = (
     "beside",
     "its ms",
     "ratio",
+    "aim",
     "half of the pairs",
     "pairs",
     "peak, MB",
     "others",
 )
-MEMORY = ("peak memory of a worker, without snapshots", "ours, MB", "plain, MB", "more, in gradients")
+MEMORY = ("peak memory of a worker, without snapshots", "ours, MB", "plain, MB", "more, in gradients", "aim")
 EXPLAINED = (
     "ratio: the median over neighbouring turns, of the mean seconds of a step, with its standard error."
+    " aim: what it should be at most."
     " peak: resident memory of the worker with the most, ours / the other's; ours has snapshots in it, in memory that"
     " is shared with the agent. others: share of the processors' time that other programs took in the turns."
 )
@@ -92,6 +94,7 @@ def _time_rows(result: Result) -> list[tuple[str, ...]]:
             side.value,
             _ms(other),
             f"{ratio.median:.3f} ± {ratio.error:.3f}",
+            _aim(ratio.median, result.cell.aim if not rows else None),
             f"{ratio.lower:.3f} to {ratio.upper:.3f}",
             str(ratio.pairs),
             f"{_peak(own)} / {_peak(other)}",
@@ -104,7 +107,11 @@ def _time_rows(result: Result) -> list[tuple[str, ...]]:
 def _memory_row(result: Result) -> tuple[str, ...]:
     own, plain = result.measured[Side.OURS], result.measured[Side.PLAIN]
     more = (own.peak_bytes - plain.peak_bytes) / WORKLOADS[result.cell.model].gradient_bytes()
-    return result.cell.title, _peak(own), _peak(plain), f"{more:.1f}"
+    return result.cell.title, _peak(own), _peak(plain), f"{more:.1f}", _aim(more, result.cell.aim)
+
+
+def _aim(found: float, aim: float | None) -> str:
+    return "" if aim is None else f"{aim:g}{' missed' if found > aim else ''}"
 
 
 def _ms(measured: Measured) -> str:

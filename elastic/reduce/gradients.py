@@ -173,7 +173,8 @@ class Gradients:
             assert isinstance(flat, Tensor)
             views = zip(bucket.views(flat), is_used, strict=True)
             bucket.assign([view if is_one else None for view, is_one in views])
-        self._unwatch()
+        if self._every:
+            self._unwatch()
 
     def close(self) -> None:
         """Remove the hooks: a recipe may use these parameters for something else after the run."""

@@ -149,6 +149,23 @@ def test_the_sign_of_a_zero_is_the_same_at_every_world_size(ranks, world_size, t
     assert ranks.run(world_size, bits_of_gradients, touched) == [expected] * world_size
 
 
+def places_of_gradients(member):
+    """Strides and alignment, by which kernels choose how they add."""
+    images = torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    parameters = list(map(nn.Parameter, (torch.ones(3), images, torch.ones(3, 5).t())))
+    gradients = gradients_of(*parameters, member=member, shards=3)
+    one_step(gradients, lambda _shard: sum((p * p).sum() for p in parameters).backward(), used=[1.0] * 3)
+    gradients.close()
+    return [[*p.grad.stride(), p.grad.data_ptr() % 64] for p in parameters]
+
+
+def test_gradients_lie_alike_at_every_world_size(ranks):
+    (alone,) = ranks.run(1, places_of_gradients)
+    assert alone == [[1, 0], [12, 1, 6, 3, 0], [1, 5, 0]]
+    for world_size in (2, 3):
+        assert ranks.run(world_size, places_of_gradients) == [alone] * world_size
+
+
 def bits_of_parts(member):
     """Of a gradient that each shard gives in three parts, as reentrant checkpointing does."""
     gradients = gradients_of(parameter := ones(1), member=member, shards=4)

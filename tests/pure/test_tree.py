@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from elastic.reduce.tree import Stack, fold, span
+from elastic.reduce.tree import Stack, fold, span, total
 
 floats = st.floats(width=32)  # infinities, NaNs, denormals and both zeros are among them
 vectors = st.integers(1, 16).flatmap(lambda shards: arrays.arrays(np.float32, (shards, 3), elements=floats))
@@ -52,6 +52,8 @@ def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves, data):
                 stack.push((leaf, 1), leaves[leaf])
             parts |= stack.parts
         assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
+    numbers = leaves[:, 0].tolist()
+    assert repr(total(numbers)) == repr(dumb_twin(numbers))
 
 
 @pytest.mark.parametrize("missing", [0, 2, 5])
