@@ -202,8 +202,8 @@ def changed(name: str, parameter: nn.Parameter) -> UsageError:
     if parameter.grad is None and not parameter.requires_grad:
         return UsageError(left_changed([name], is_frozen=True))
     return UsageError(
-        f"expected autograd alone to write the gradient of {name}, once a shard, found it changed or in parts, as by zero_grad() or a hook in "
-        "the function: call them in the loop's body; checkpoint with use_reentrant=False"
+        f"expected autograd alone to write the gradient of {name}, once a shard, found it changed or in parts; call zero_grad(), hooks and "
+        "optimizers in the loop's body, and checkpoint with use_reentrant=False"
     )
 
 
