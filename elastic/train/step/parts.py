@@ -202,7 +202,7 @@ class StepParts:
         )
 
     def _words(self, own: Sequence[Tensor], ballots: Sequence[int]) -> Tensor:
-        """int64 [shards + ballots]: the bits of the own losses in their shards' places, and ballots.
+        """int64 [shards + ballots]: bits of the own losses in their shards' places, and ballots.
 
         own: the losses, of one number each, or none.
         """
