@@ -105,7 +105,7 @@ class Bench:
         self.run = RunDir.parse(str(folder / "run"))
         self.run.events.mkdir(parents=True)
         config = UploaderConfig(run_url=self.run.url, scratch=str(folder), run_id="r", node="n", keep=1)
-        self.process = UploaderProcess.start(config)
+        self.process = UploaderProcess(config)
         self.window = 0.0, 0.0  # of the last save
 
     def turn(self, step: int) -> dict[str, tuple[float, float]]:
@@ -160,7 +160,7 @@ class Bench:
         with path.open("xb", buffering=0) as file:
             for start in range(0, snapshot.size_bytes, CHUNK_BYTES):
                 size_bytes = min(CHUNK_BYTES, snapshot.size_bytes - start)
-                file.write(os.pread(self.slots.fd, size_bytes, snapshot.offset + start))
+                file.write(os.pread(self.slots.fd, size_bytes, self.slots.offset(snapshot.slot) + start))
             os.fsync(file.fileno())
 
     def _save(self, snapshot: Snapshot) -> float:

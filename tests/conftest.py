@@ -45,23 +45,20 @@ def chromium() -> Iterator[browser.Browser]:
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
     """One real server without faults, in which each test uses a name of its own."""
-    servers = EtcdServers(tmp_path_factory.mktemp("etcd"))
-    yield servers
-    servers.close()
+    with closing(EtcdServers(tmp_path_factory.mktemp("etcd"))) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """One real server for all tests of a process; each test has a bucket of its own."""
-    server = S3Server()
-    with pytest.MonkeyPatch.context() as patch:
+    with closing(S3Server()) as server, pytest.MonkeyPatch.context() as patch:
         # Each client of the storage library has a loader that parses the same descriptions of all
         # services. That is most of its cost, and tests make hundreds of clients.
         patch.setattr("botocore.session.create_loader", cache(create_loader))
         # A request takes as long as the machine is busy.
         patch.setitem(Objects.__init__.__kwdefaults__, "limit_s", None)
         yield server
-    server.close()
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class NodeAgent:
 
     def __init__(self, parts: AgentParts, sockets: StoreSockets) -> None:
         self._sockets = sockets
-        self._entered: Generation | None = None  # that a rendezvous formed with this node last
+        self.generation = 0  # the number of the newest that this node was in; 0 for none
         self.failure: WorkerFailure | None = None
         self.cut_short = self.others_go_on = self.gave_up = self._has_trained = False
         self._parts = parts
@@ -83,11 +83,6 @@ class NodeAgent:
         parts = self._parts
         has_copied = parts.memory.newest is not None  # of a step, perhaps one ahead of the page
         return self._has_trained or has_copied or parts.step > parts.page.restored_step
-
-    @property
-    def generation(self) -> int:
-        """The number of the newest that this node was in; 0 for none."""
-        return 0 if self._entered is None else self._entered.number
 
     def run(self) -> None:
         """One generation after another; then `end` says how the run ended for this node."""
@@ -239,7 +234,7 @@ class NodeAgent:
     # The workers of a generation.
 
     def _start_workers(self, entered: Generation) -> NodeGeneration:
-        parts, settings, self._entered = self._parts, self._parts.settings, entered
+        parts, settings, self.generation = self._parts, self._parts.settings, entered.number
         # The uploader learns the new number first: a save in progress, of the generation before, is
         # not fenced then while workers start.
         parts.uploader.enter(entered.number)

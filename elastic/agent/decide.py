@@ -117,9 +117,14 @@ class Observation:
         return next(iter(by_itself + failures), None)
 
     @property
+    def code(self) -> int | None:
+        """With which the worker of `failure` ended."""
+        return None if self.failure is None else self.failure.code
+
+    @property
     def lost_peer(self) -> bool:
         """Workers failed, but none by itself."""
-        return self.failure is not None and self.failure.code == EXIT_PEER_LOST and not self.is_plain
+        return self.code == EXIT_PEER_LOST and not self.is_plain
 
     @property
     def has_failed(self) -> bool:
@@ -129,17 +134,7 @@ class Observation:
     @property
     def is_final(self) -> bool:
         """A worker failed by itself, and would again after each restart."""
-        codes = FINAL_CODES if self.is_plain else LIBRARY_FINAL_CODES
-        return self.failure is not None and self.failure.code in codes
-
-    @property
-    def has_diverged(self) -> bool:
-        """A worker found that ranks differ, and said how; without that it is any other failure."""
-        return self.failure is not None and self.failure.code == EXIT_DIVERGED and self.has_evidence
-
-    @property
-    def differs_again(self) -> bool:
-        return self.failure is not None and self.failure.code == EXIT_AGAIN and self.has_evidence
+        return self.code in (FINAL_CODES if self.is_plain else LIBRARY_FINAL_CODES)
 
     @property
     def is_unexplained(self) -> bool:
@@ -177,10 +172,13 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
     # A worker failed by itself. Some exit codes mean that every restart would end the same way. A
     # difference between ranks costs no restart: doing the steps again decides about it, and if
-    # they differ again the workers exit with a code that ends the run.
+    # they differ again the workers exit with a code that ends the run. Without what differs, such a
+    # code is any other failure.
     Rule(lambda o: o.is_final, Action.END_RUN, "{o.failure}, which a restart does not change"),
-    Rule(lambda o: o.has_diverged, Action.REDO, "the ranks differed"),
-    Rule(lambda o: o.differs_again, Action.AGAIN, "a step that was done again differs"),
+    Rule(lambda o: o.code == EXIT_DIVERGED and o.has_evidence, Action.REDO, "the ranks differed"),
+    Rule(
+        lambda o: o.code == EXIT_AGAIN and o.has_evidence, Action.AGAIN, "a step that was done again differs"
+    ),
     Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
     # and a rule above applies; only if none does in time is a failure reported from here.

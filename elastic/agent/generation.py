@@ -98,11 +98,9 @@ class NodeGeneration:
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
         group = self.close(FAILURE, reason, counts=True)
-        if group is None:
-            return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
         # late to count.
-        if group.generation != self.number or group.restarts <= limit:
+        if group is None or group.generation != self.number or group.restarts <= limit:
             return None
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure

@@ -183,11 +183,9 @@ class GroupClient:
         """
         if not self.is_first or not view.newcomers:
             return False
-        now_s, is_full = (
-            self.clock.monotonic(),
-            len(self._members) + len(view.newcomers) == self.options.max_nodes,
-        )
-        return is_full or now_s - self._waiting_since_s >= self.options.join_window_s
+        waited_s = self.clock.monotonic() - self._waiting_since_s
+        is_full = len(self._members) + len(view.newcomers) == self.options.max_nodes
+        return is_full or waited_s >= self.options.join_window_s
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""

@@ -30,11 +30,11 @@ others.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from elastic.events import HangDetected
-from elastic.system.silence import Heartbeat, Phase, Silence
+from elastic.system.silence import Heartbeat, Phase, attended_s
 
 MIN_LIMIT_S = 10.0
 MAX_LIMIT_S = 1800.0
@@ -69,7 +69,7 @@ class WorkerHistory:
 
     sample: WorkerSample
     since_s: float  # the current stretch began then or later
-    silence: Silence = field(default_factory=Silence)
+    silence_s: float = 0.0
     timed_steps: int = 0  # ended stretches of its own part of a step
 
 
@@ -96,10 +96,10 @@ class HangDetector:
                 worker.timed_steps += 1
             if sample == worker.sample:
                 elapsed_s = now_s - self._observed_s
-                worker.silence = worker.silence.grow(elapsed_s, limit_s=self._limit_s(worker))
+                worker.silence_s += attended_s(elapsed_s, limit_s=self._limit_s(worker))
             else:
                 # It may have changed right after the last observation.
-                worker.sample, worker.since_s, worker.silence = sample, self._observed_s, Silence()
+                worker.sample, worker.since_s, worker.silence_s = sample, self._observed_s, 0.0
         self._observed_s = now_s
 
     @property
@@ -108,7 +108,7 @@ class HangDetector:
         over = [
             (rank, worker)
             for rank, worker in self.workers.items()
-            if worker.silence.seconds > self._limit_s(worker)
+            if worker.silence_s > self._limit_s(worker)
         ]
         if not over:
             return None
@@ -116,7 +116,7 @@ class HangDetector:
         return HangDetected(
             rank=rank,
             place=worker.sample.heartbeat.phase.name.lower(),
-            silence_s=worker.silence.seconds,
+            silence_s=worker.silence_s,
             limit_s=self._limit_s(worker),
             reason=self._reason(rank, worker),
         )
@@ -159,7 +159,7 @@ class HangDetector:
     def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
         """Stopped processes first, then working ones, then waiting ones."""
         kind = 0 if worker.sample.is_stopped else 2 if worker.sample.heartbeat.phase is Phase.WAIT else 1
-        return kind, -worker.silence.seconds / self._limit_s(worker), rank
+        return kind, -worker.silence_s / self._limit_s(worker), rank
 
     def _reason(self, rank: int, worker: WorkerHistory) -> str:
         sample = worker.sample
@@ -169,6 +169,6 @@ class HangDetector:
         )
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
-            f"rank {rank} hangs: no progress for {worker.silence.seconds:.3g} s {doing} "
+            f"rank {rank} hangs: no progress for {worker.silence_s:.3g} s {doing} "
             f"(limit {self._limit_s(worker):.4g} s{known}; --hang-timeout sets another)"
         )

@@ -184,7 +184,7 @@ def _start_uploader(settings: Settings, backend: Backend) -> UploaderProcess:
         uid=settings.uid,
         faults=settings.options.faults,
     )
-    return UploaderProcess.start(config, shown=_shown_generation(settings, backend))
+    return UploaderProcess(config, shown=_shown_generation(settings, backend))
 
 
 def _shown_generation(settings: Settings, backend: Backend) -> Callable[[], int]:

@@ -28,7 +28,7 @@ class ShutdownRequest:
     """`reason` is None until the first request."""
 
     def __init__(self, page: LeavePage, clock: Clock) -> None:
-        self._page = page
+        self._page, self.grace_s = page, page.grace_s
         self._clock = clock
         self._calls = ThreadPoolExecutor(1)  # whose thread nothing waits for: the command ends by os._exit
         self.saved_step = 0  # the newest that is known to be committed; 0 for none
@@ -36,10 +36,6 @@ class ShutdownRequest:
     @property
     def reason(self) -> str | None:
         return self._page.reason
-
-    @property
-    def grace_s(self) -> float:
-        return self._page.grace_s
 
     def on_signal(self, number: int, _frame: object) -> None:
         """A handler for what the supervisor passes on, and for what this process gets itself."""

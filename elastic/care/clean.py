@@ -50,15 +50,14 @@ def clean(run: RunDir, clock: Clock, *, agrees: Callable[[list[Leftover]], bool]
     Raises UsageError where there is no finished run, StoreFailed.
     """
     check_exists(run)
-    removed, found = 0, _look(run, clock)
+    found = _look(run, clock)
     # Once more after a person thought: another run may have begun at this URL meanwhile.
     there = set(_look(run, clock)) if found and agrees(found) else set()
-    for each in found:
-        if each in there:
-            _remove(run, each.name, clock)
-            removed += 1
+    gone = [each for each in found if each in there]
+    for each in gone:
+        _remove(run, each.name, clock)
     size_bytes = sum(each.size_bytes for each in found)
-    return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=removed)
+    return Cleaned(run=run.url, files=found, size_bytes=size_bytes, removed=len(gone))
 
 
 def _look(run: RunDir, clock: Clock) -> list[Leftover]:

@@ -76,10 +76,10 @@ def _kills(steps: int, ends: Collection[int]) -> list[int]:
     Once within an epoch, and once where one begins: what a recipe sets at the beginning of an epoch
     is lost by the one, and what it does at its end by the other.
     """
-    restored = range(1, steps)
-    within = _nearest(restored, _late(steps) - 1, ends)
+    restored, late = range(1, steps), max(2, (3 * steps) // 4)
+    within = _nearest(restored, late - 1, ends)
     between = [step for step in restored if step in ends]
-    found = {within, *([_nearest(between, _late(steps) - 1, ())] if between else [])}
+    found = {within, *([_nearest(between, late - 1, ())] if between else [])}
     return sorted(step + 1 for step in found)
 
 
@@ -87,7 +87,3 @@ def _nearest(steps: Sequence[int], wanted: int, ends: Collection[int]) -> int:
     """The one next to `wanted` that is within an epoch, and not the first, if there is one."""
     first = min(ends, default=0)
     return min(steps, key=lambda step: (step in ends, step <= first, abs(step - wanted)), default=1)
-
-
-def _late(steps: int) -> int:
-    return max(2, (3 * steps) // 4)

@@ -105,7 +105,9 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     if other is not None:
         write.drop()
     reached("after-commit")
-    return _committed(record, other)
+    found = record if other is None else other
+    difference = "" if found.digest == record.digest else other_state_text(found)
+    return Committed(record=found, is_ours=other is None, difference=difference)
 
 
 class _Write:
@@ -222,12 +224,6 @@ class _Write:
             # The sweep deletes what stays behind; the caller needs the outcome of the save itself.
             with suppress(StoreFailed):
                 self._store.delete(self._payload)
-
-
-def _committed(ours: CommitRecord, other: CommitRecord | None) -> Committed:
-    found = ours if other is None else other
-    difference = "" if found.digest == ours.digest else other_state_text(found)
-    return Committed(record=found, is_ours=other is None, difference=difference)
 
 
 def other_state_text(found: CommitRecord) -> str:

@@ -8,7 +8,7 @@ promise to delete anything: a later run of it finds what a failed or interrupted
 listing alone. That may be an old record without its payload, where a late writer died.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from elastic.checkpoint.catalog import records_in
 from elastic.checkpoint.record import COMMIT, CommitRecord, parse_name
@@ -79,7 +79,7 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
 
 
 def may_count(
-    records: Iterable[CommitRecord], *, step: int, generation: int, resumed_from: int | None
+    records: Collection[CommitRecord], *, step: int, generation: int, resumed_from: int | None
 ) -> set[int]:
     """Steps that retention, after `step` was committed, may count among the newest.
 
@@ -90,10 +90,9 @@ def may_count(
     that lies above a checkpoint of a later generation, while that exists.
     """
     before = step if resumed_from is None else resumed_from
-    there = list(records)
     return {
         record.step
-        for record in there
+        for record in records
         if record.step <= (step if record.generation >= generation else before)
-        and not any(each.generation > record.generation and each.step < record.step for each in there)
+        and not any(each.generation > record.generation and each.step < record.step for each in records)
     }

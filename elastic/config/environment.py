@@ -134,11 +134,6 @@ def read() -> Launch:
     )
 
 
-def store_variable(descriptor: int | None) -> dict[str, str]:
-    """The variable of the worker that serves its generation's store; empty for others."""
-    return {} if descriptor is None else {STORE: str(descriptor)}
-
-
 def variables() -> dict[str, str]:
     """A copy of all variables, for child processes and for clients such as etcd's."""
     return dict(os.environ)

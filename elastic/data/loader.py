@@ -162,12 +162,8 @@ class Loader:
             for shard in shards_of(step):
                 where = slice(shard * size, (shard + 1) * size)
                 indices = torch.from_numpy(samples[where])
-                yield (
-                    epoch,
-                    shard,
-                    indices,
-                    indices if streams is samples else torch.from_numpy(streams[where]),
-                )
+                own_streams = indices if streams is samples else torch.from_numpy(streams[where])
+                yield epoch, shard, indices, own_streams
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, whose error says nothing of a new name

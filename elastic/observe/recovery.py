@@ -26,7 +26,7 @@ Times are those of the nodes' clocks, which agree to within a second or so (NTP)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from elastic import events as kinds
 from elastic.observe.generations import DOWN, REHEARSAL, STOP, Generation
@@ -126,11 +126,8 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
     A mark of a node whose clock is a little behind may be earlier than one before it, and counts as
     simultaneous: so no phase is negative, and the phases add up.
     """
-    reached = -math.inf
-    ordered: list[float | None] = []
-    for mark in marks:
-        reached = reached if mark is None else max(reached, mark)
-        ordered.append(None if mark is None else reached)
+    latest = accumulate((-math.inf if mark is None else mark for mark in marks), max)
+    ordered = [None if mark is None else reached for mark, reached in zip(marks, latest, strict=True)]
     return [None if a is None or b is None else b - a for a, b in pairwise(ordered)]
 
 

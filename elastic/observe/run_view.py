@@ -153,11 +153,6 @@ class RunView(Record):
     lineage: list[Ancestor]
     scheduled: list[dict[str, Any]]
 
-    @property
-    def began_s(self) -> float | None:
-        """When the first generation began."""
-        return self.generations[0].begins_s if self.generations else None
-
 
 def view_of(
     record: Record, beat_ages_s: Mapping[str, float] | None = None, parent: Parent | None = None

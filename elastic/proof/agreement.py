@@ -16,7 +16,7 @@ ranks share, such as a wrong sum of gradients. When to compare is rank 0's to de
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from elastic.divergence import Divergence, is_repeated, may_come_as_late, nodes_at_fault, vote_of
@@ -141,17 +141,14 @@ class Agreement:
     step: int
     known: Divergence | None
     kept_step: int = 0  # the last one whose state every node is known to keep in memory
-    _began: int = field(init=False)  # the step whose state the generation began with
+    _began: int = 0  # the step whose state the generation began with
     _live: tuple[int, LiveChecksum] | None = None  # on a GPU: a step, and sums that are under way
     _vote: tuple[int, int] | None = None  # the step and the vote that no other rank knows yet
     _sent: int | None = None  # the step whose votes are in the sum
 
-    def __post_init__(self) -> None:
-        self._began = self.step
-
     def begin(self) -> None:
         """All ranks have restored the same state, that of `step`."""
-        known = self.known
+        self._began, known = self.step, self.known
         if known is not None and (known.at_fault or known.step <= self.step):
             self._settle(known, None)
 
@@ -174,7 +171,6 @@ class Agreement:
         if self.comparison.groups.world_size == 1:
             return []
         places = [0] * self.comparison.groups.world_size
-        self._sent = None
         if self._vote is not None:
             (self._sent, vote), self._vote = self._vote, None
             places[self.comparison.groups.rank] = self._ballot(self._sent, vote, is_last=False)

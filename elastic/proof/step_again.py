@@ -219,15 +219,8 @@ class StepAgain:
             names = differences(*evidence.with_variables(earlier.found))
             print(verdict.wrong_once(found.step, names), flush=True)
         elif judged is Verdict.ALIKE:
-            print(
-                verdict.alike(
-                    found.step,
-                    seconds,
-                    [name for name in roots(left) if name not in said],
-                    earlier.is_rehearsal,
-                ),
-                flush=True,
-            )
+            new = [name for name in roots(left) if name not in said]
+            print(verdict.alike(found.step, seconds, new, earlier.is_rehearsal), flush=True)
         return event
 
     def _write(self, earlier: Earlier) -> bool:
@@ -262,9 +255,6 @@ def texts_of(variables: Mapping[str, Any], state: State, dataset: object) -> dic
 
 def no_determinism() -> str:
     """Why results may differ, as the recipe has it; empty for no reason."""
-    if (
-        torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled()
-    ):
+    if torch.get_deterministic_debug_mode() == 2:  # it raises an error, and does not only warn
         return ""
     return "the recipe allows algorithms that are not deterministic (torch.use_deterministic_algorithms)"

@@ -86,12 +86,16 @@ class Exchange:
         stack: Stack[Tensor] = Stack(Tensor.add_)
         for shard, value in of_shard.items():
             stack.push((shard, 1), value.reshape(-1))
-        total = self.sum(stack.parts, what)
+        return self.sum_and_wait(stack.parts, what).view(form.shape)
+
+    def sum_and_wait(self, parts: dict[Block, Tensor], what: str) -> Tensor:
+        """As `sum`; the result is there when this returns, also on a GPU."""
+        total = self.sum(parts, what)
         if self.world_size > 1 and total.device.type == "cuda":
             # nccl only queues the sum. Without this wait the host would stop for other ranks later,
             # in the middle of the recipe's code, where the agent takes a long stop for a hang.
             torch.cuda.current_stream(total.device).synchronize()
-        return total.view(form.shape)
+        return total
 
     def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
         """The root of the tree over all ranks' parts: a vector, on the parts' device.

@@ -11,7 +11,7 @@ fences it then.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.system.silence import Silence
+from elastic.system.silence import attended_s
 
 NO_HEARTBEAT = -1
 
@@ -21,7 +21,7 @@ class NodeHistory:
     """has_moved: its counter has changed since it first had a number."""
 
     counter: int
-    silence: Silence
+    silence_s: float = 0.0
     has_moved: bool = False
 
 
@@ -49,17 +49,15 @@ class FailureDetector:
         # That is silence. If it counted as a change, a dead node would seem alive twice: when its
         # heartbeat vanishes and when it is back.
         if last is not None and counter in (last.counter, NO_HEARTBEAT):
-            silence = last.silence.grow(elapsed_s, limit_s=self.keep_alive_s)
-            return NodeHistory(counter=last.counter, silence=silence, has_moved=last.has_moved)
+            silence_s = last.silence_s + attended_s(elapsed_s, limit_s=self.keep_alive_s)
+            return NodeHistory(counter=last.counter, silence_s=silence_s, has_moved=last.has_moved)
         has_moved = last is not None and (last.has_moved or last.counter != NO_HEARTBEAT)
-        return NodeHistory(counter=counter, silence=Silence(), has_moved=has_moved)
+        return NodeHistory(counter=counter, has_moved=has_moved)
 
     @property
     def alive(self) -> frozenset[str]:
         """The nodes whose silence is at most `keep_alive_s`; a node that is new here is alive."""
-        return frozenset(
-            node_id for node_id, node in self.nodes.items() if node.silence.seconds <= self.keep_alive_s
-        )
+        return frozenset(name for name, node in self.nodes.items() if node.silence_s <= self.keep_alive_s)
 
     @property
     def moving(self) -> frozenset[str]:

@@ -56,14 +56,15 @@ class Heartbeat:
 
     def beat(self) -> None:
         with self._lock:
-            self._show()
+            self._count += 1
+            self._backend.show(self._node_id, f"{self._count} {self._request}".rstrip())
 
     def ask(self, request: str) -> None:
         """Show from now on what the node requests; nothing, if this fails."""
         with self._lock:
             self._request = request
             try:
-                self._show()
+                self.beat()
             except BaseException:
                 self._request = ""
                 raise
@@ -72,10 +73,6 @@ class Heartbeat:
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_S)  # a call may hang, and ends with the process then
-
-    def _show(self) -> None:
-        self._count += 1
-        self._backend.show(self._node_id, f"{self._count} {self._request}".rstrip())
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):

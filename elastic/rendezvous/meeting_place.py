@@ -27,7 +27,7 @@ from elastic.rendezvous.group import Name
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
-from elastic.system.silence import Silence
+from elastic.system.silence import attended_s
 from elastic.system.untrusted import bounds, decode, parse_number, pattern, printable
 
 KEEP_ALIVES = 2  # of silence, until a place is free
@@ -180,15 +180,15 @@ class Watch:
         self.notify(printable(f"watching for {limit_s:.0f} s whether nodes still meet in {there}"))
         try:
             read = self.beats_of(self.run, there)
-            last, moves, silence, began_s = read(), 0, Silence(), self.clock.monotonic()
+            last, moves, silence_s, began_s = read(), 0, 0.0, self.clock.monotonic()
             seen_s = began_s
-            while silence.seconds < limit_s and is_wanted():
+            while silence_s < limit_s and is_wanted():
                 self.clock.sleep(there.keep_alive_s / LOOKS_PER_KEEP_ALIVE)
                 beats, now_s = read(), self.clock.monotonic()
                 if beats.items() <= last.items():
-                    silence = silence.grow(now_s - seen_s, limit_s=limit_s)
+                    silence_s += attended_s(now_s - seen_s, limit_s=limit_s)
                 else:
-                    moves, silence = moves + 1, Silence()
+                    moves, silence_s = moves + 1, 0.0
                 last, seen_s = beats, now_s
                 if moves >= MOVES_TO_BELIEVE and now_s - began_s > patience_s:
                     raise UsageError(refusal)

@@ -142,8 +142,7 @@ def reported(group: Group) -> frozenset[str]:
 
 def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
     """Whether live members of the open generation have reported each other unreachable."""
-    gone = excluded(group, alive=alive) if group.open else frozenset[str]()
-    return bool(gone) and not gone.isdisjoint(group.member_ids)
+    return group.open and not excluded(group, alive=alive).isdisjoint(group.member_ids)
 
 
 def width(group: Group, policy: GroupPolicy) -> int:

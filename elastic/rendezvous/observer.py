@@ -142,7 +142,7 @@ class GroupObserver:
         if self.partition_detector is not None and self.partition_detector.suspects:
             return True
         limit_s = SUSPECTED_AFTER * self.settings.keep_alive_s
-        return any(node.silence.seconds > limit_s for node in self._failure_detector.nodes.values())
+        return any(node.silence_s > limit_s for node in self._failure_detector.nodes.values())
 
 
 def watched_by(me: str, nodes: frozenset[str]) -> frozenset[str]:

@@ -235,7 +235,7 @@ class PartitionDetector:
     def suspects(self) -> bool:
         """Whether a node answers no probes that answered before, or while others answer."""
         limit_s = self._keep_alive_s * REACHABLE_WITHIN
-        silent = [node.counter for node in self._detector.nodes.values() if node.silence.seconds > limit_s]
+        silent = [node.counter for node in self._detector.nodes.values() if node.silence_s > limit_s]
         is_any_reachable = len(silent) < len(self._detector.nodes)
         return any(is_any_reachable or counter != NO_HEARTBEAT for counter in silent)
 
@@ -277,7 +277,7 @@ class PartitionDetector:
         # The nodes with a recent probe that says that ours arrive.
         limit_s = self._keep_alive_s * REACHABLE_WITHIN
         nodes = self._detector.nodes.items()
-        reachable = {i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence.seconds <= limit_s}
+        reachable = {i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence_s <= limit_s}
         # A node that was never reachable may be behind a firewall that drops all probes. That is
         # ruled out once it was reachable before, or while any other node is reachable now.
         judged = {name for name, node in nodes if reachable or node.counter != NO_HEARTBEAT}

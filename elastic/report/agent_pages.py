@@ -44,10 +44,7 @@ class AgentPages(Collector):
         ProcessCollector(registry=self._registry)
         pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         self._server = HttpServer(address, pages)
-
-    @property
-    def address(self) -> ListenAddress:
-        return self._server.address
+        self.address = self._server.address
 
     def start(self, parts: AgentParts) -> None:
         settings = parts.settings

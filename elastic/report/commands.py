@@ -5,8 +5,7 @@ The runs stay as they are. Nothing here imports torch, which would take longer t
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,12 +29,6 @@ from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import printable
 
 
-@contextmanager
-def _there(*urls: str) -> Iterator[list[RunDir]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(readable(RunDir.parse(url))) for url in urls]
-
-
 def _print(found: Any, shown: RenderableType, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2, default=asdict))
@@ -45,7 +38,7 @@ def _print(found: Any, shown: RenderableType, *, as_json: bool) -> None:
 
 def report(url: str, *, as_json: bool, html: str | None) -> int:
     """html: the file that gets the page; so with `diff`."""
-    with _there(url) as (run,):
+    with readable(RunDir.parse(url)) as run:
         view = view_now(run, curves=html is not None)
     if html is not None:
         print(write_page(page_of(run.url, view), html))
@@ -55,17 +48,17 @@ def report(url: str, *, as_json: bool, html: str | None) -> int:
 
 
 def status(url: str, *, as_json: bool) -> int:
-    with _there(url) as (run,):
+    with readable(RunDir.parse(url)) as run:
         view = view_now(run, newest=True)
     _print(status_json(view), tables.status_tables(run.url, view), as_json=as_json)
     return EXIT_COMPLETE
 
 
 def diff(a: str, b: str, *, as_json: bool, html: str | None) -> int:
-    with _there(a, b) as runs:
-        found = compare_runs(*runs)
+    with readable(RunDir.parse(a)) as run_a, readable(RunDir.parse(b)) as run_b:
+        found = compare_runs(run_a, run_b)
         if html is not None:
-            pages = [page_of(run.url, view_now(run, curves=True)) for run in runs]
+            pages = [page_of(run.url, view_now(run, curves=True)) for run in (run_a, run_b)]
             print(f"{printable(found.reason)}\n{write_page(page_of_two(found, *pages), html)}")
         else:
             _print(found, tables.cell(found.text()), as_json=as_json)

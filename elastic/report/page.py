@@ -110,7 +110,7 @@ def _timeline(view: RunView) -> dict[str, Any]:
     told = [each for each in view.incidents if each.kind not in _NO_MARKS]
     saved_s = [each.time for each in view.incidents if each.kind == "checkpoint"]
     return {
-        "began_s": view.began_s,
+        "began_s": view.generations[0].begins_s,
         "ends_s": shown[-1].until_s,
         "num_generations": len(view.generations),
         "num_nodes": len({node for each in view.generations for node in each.nodes}),

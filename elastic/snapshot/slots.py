@@ -76,7 +76,7 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A whole image in a slot: `size_bytes` bytes from `offset` on in the memory's file.
+    """A whole image in a slot: the first `size_bytes` bytes of its body.
 
     is_agreed: all ranks were found to have had this state; or all of this node, whose workers then
     died before others could be asked, and nodes compare it when they restore it.
@@ -84,7 +84,6 @@ class Snapshot:
 
     slot: int
     seq: int
-    offset: int
     size_bytes: int
     info: SnapshotInfo
     is_agreed: bool = False
@@ -182,9 +181,13 @@ class SnapshotSlots:
         """True while the slot holds the snapshot that was published as `seq`."""
         return 0 <= slot < self.num_slots and _is_whole(seq) and self._word(slot, _SEQ) == seq
 
+    def offset(self, slot: int) -> int:
+        """Where the body begins in the memory's file."""
+        return self._header(slot) + PAGE
+
     def body(self, slot: int) -> memoryview:
         """uint8 [capacity_bytes], writable, page-aligned."""
-        start = self._header(slot) + PAGE
+        start = self.offset(slot)
         return self._bytes[start : start + self.capacity_bytes]
 
     # The writer
@@ -220,9 +223,7 @@ class SnapshotSlots:
         self._set(slot, _INFO, len(text))
         # Last: a writer that is killed before this line has published nothing.
         self._set(slot, _SEQ, seq + 1)
-        return Snapshot(
-            slot=slot, seq=seq + 1, offset=self._header(slot) + PAGE, size_bytes=size_bytes, info=info
-        )
+        return Snapshot(slot=slot, seq=seq + 1, size_bytes=size_bytes, info=info)
 
     def agree(self, slot: int, seq: int) -> None:
         """Mark the state that was published as `seq` as `is_agreed`."""
@@ -284,7 +285,6 @@ class SnapshotSlots:
             return Snapshot(
                 slot=slot,
                 seq=seq,
-                offset=self._header(slot) + PAGE,
                 size_bytes=size_bytes,
                 info=info,
                 is_agreed=self._word(slot, _AGREED) == seq,

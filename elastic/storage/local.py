@@ -17,7 +17,7 @@ from elastic.storage.store import (
     StoredObject,
     StoreUnavailable,
     as_store_failure,
-    chunk_sizes,
+    read_range,
 )
 from elastic.system.files import (
     NoHardLinks,
@@ -50,11 +50,7 @@ class LocalStore:
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         path = self._root / name
         with _classified(f"reading {path}"), open_regular(path) as file:
-            file.seek(start)
-            for size_bytes in chunk_sizes(start, end, CHUNK_BYTES):
-                if not (chunk := file.read(size_bytes)):
-                    return
-                yield chunk
+            yield from read_range(file, start, end, CHUNK_BYTES)
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         path = self._root / name

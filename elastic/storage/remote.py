@@ -32,7 +32,7 @@ from elastic.storage.store import (
     StoredObject,
     StoreRefused,
     as_store_failure,
-    chunk_sizes,
+    read_range,
 )
 from elastic.system.files import write_all
 
@@ -221,11 +221,7 @@ class ObjectStore:
             classified(f"reading {self._objects.url}/{name}"),
             self._objects.fs.open(self._objects.path(name), "rb", cache_type="none") as file,
         ):
-            file.seek(start)
-            for size_bytes in chunk_sizes(start, end, 4 * CHUNK_BYTES):
-                if not (chunk := file.read(size_bytes)):
-                    return
-                yield chunk
+            yield from read_range(file, start, end, 4 * CHUNK_BYTES)
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         midway()
@@ -264,13 +260,10 @@ def _as_file(payload: Payload) -> Iterator[str]:
     """A file in memory that holds the payload and nothing else: storage libraries upload whole
     files.
     """
-    fd = os.memfd_create("elastic-upload", os.MFD_CLOEXEC)
-    try:
+    with os.fdopen(os.memfd_create("elastic-upload", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         for chunk in payload.chunks():
-            write_all(fd, chunk)
-        yield f"/dev/fd/{fd}"
-    finally:
-        os.close(fd)
+            write_all(file.fileno(), chunk)
+        yield f"/dev/fd/{file.fileno()}"
 
 
 def _options(url: str, call_limit_s: float | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import tenacity
 
@@ -110,10 +110,13 @@ class Store(Protocol):
         """Deleting an object that does not exist is no error."""
 
 
-def chunk_sizes(start: int, end: int | None, chunk_bytes: int) -> Iterator[int]:
-    """How much to read at a time from `start` to `end`; without an end they never stop."""
+def read_range(file: IO[bytes], start: int, end: int | None, chunk_bytes: int) -> Iterator[bytes]:
+    """A file's bytes from `start` to `end`, or to its own end where that comes first."""
+    file.seek(start)
     while end is None or start < end:
-        yield chunk_bytes if end is None else min(chunk_bytes, end - start)
+        if not (chunk := file.read(chunk_bytes if end is None else min(chunk_bytes, end - start))):
+            return
+        yield chunk
         start += chunk_bytes
 
 

@@ -31,6 +31,8 @@ class SystemClock:
         return _boot_wall_s + since_boot_s()
 
 
+file_time_s = time.time  # which a file gets that is changed now: that of the wall clock as it is set
+processor_s = time.process_time  # used by this process
 thread_cpu_s = time.thread_time  # used by this thread, however busy the machine is
 
 
@@ -55,16 +57,6 @@ def share_boot_wall_s(of_command: float) -> None:
     """Count from the `boot_wall_s` of the command that started this process."""
     global _boot_wall_s  # noqa: PLW0603 - all clocks of a process show one time
     _boot_wall_s = of_command
-
-
-def file_time_s() -> float:
-    """The time that a file gets that is changed now: that of the wall clock as it is set."""
-    return time.time()
-
-
-def processor_s() -> float:
-    """Seconds of processor time that this process has used."""
-    return time.process_time()
 
 
 def time_of_day(wall_s: float) -> str:

@@ -140,20 +140,15 @@ def overwrite(path: Path, data: bytes) -> None:
     of it.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o644)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)
+    with os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0) as file:
+        write_all(file.fileno(), data)
 
 
 def cut(path: Path, size_bytes: int) -> None:
     """Leave the first bytes of a file, which needs no room. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.ftruncate(fd, size_bytes)
-    finally:
-        os.close(fd)
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "wb", buffering=0) as file:
+        file.truncate(size_bytes)
 
 
 def link_over(source: Path, path: Path) -> None:

@@ -200,12 +200,10 @@ def size_bytes(path: Path) -> int:
 
 def read_from(path: Path, position: int, limit_bytes: int) -> bytes:
     """What follows in a file from a position on, torn lines too; nothing if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(position)
-            return file.read(limit_bytes)
-    except OSError:
-        return b""
+    with suppress(OSError), open_regular(path) as file:
+        file.seek(position)
+        return file.read(limit_bytes)
+    return b""
 
 
 def last_lines(path: Path, tail_bytes: int) -> list[bytes]:

@@ -57,13 +57,10 @@ def open_sealed(path: str) -> memoryview:
 
     Raises OSError where it cannot be opened, ValueError where it is not sealed memory.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+    with Path(path).open("rb", buffering=0) as file:
+        if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError(f"expected {path} to be sealed memory, found that it may still change")
-        return _private_view(fd)
-    finally:
-        os.close(fd)
+        return _private_view(file.fileno())
 
 
 def this_machine() -> str:

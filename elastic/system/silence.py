@@ -16,15 +16,9 @@ from enum import IntEnum
 POLLS_WITHIN_LIMIT = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """How long a subject has given no sign, in seconds of its observer's attention."""
-
-    seconds: float = 0.0
-
-    def grow(self, elapsed_s: float, *, limit_s: float) -> "Silence":
-        """One more poll without a sign, `elapsed_s` after the last poll."""
-        return Silence(self.seconds + min(elapsed_s, limit_s / POLLS_WITHIN_LIMIT))
+def attended_s(elapsed_s: float, *, limit_s: float) -> float:
+    """What one more poll without a sign, `elapsed_s` after the last poll, adds to a silence."""
+    return min(elapsed_s, limit_s / POLLS_WITHIN_LIMIT)
 
 
 class Phase(IntEnum):

@@ -35,7 +35,7 @@ from elastic.data.fingerprint import fingerprint
 from elastic.data.loader import Batch, BatchLoader, Slice
 from elastic.errors import RecipeNotExact, UsageError
 from elastic.reduce.exchange import Exchange
-from elastic.reduce.tree import Block, Stack, span
+from elastic.reduce.tree import Stack, span
 from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
@@ -126,7 +126,8 @@ class Evaluation:
                 if leaf >= num_blocks:  # a rank without a block adds nothing; 0.0 would turn -0.0 into 0.0
                     nothing = torch.full((sum(sizes),), -0.0, dtype=dtype, device=self.groups.device)
                     stacks[dtype].push((leaf, 1), nothing)
-            totals[dtype] = self._total(exchange, stacks[dtype].parts)
+            with self.heartbeat.waiting():
+                totals[dtype] = exchange.sum_and_wait(stacks[dtype].parts, "an evaluation")
         return put_together(form, totals)
 
     def _slice(self, block: int) -> Slice:
@@ -172,13 +173,6 @@ class Evaluation:
                     f"run.evaluate: expected one result for a block, found others on ranks {rank} and {owner}: the function reads what "
                     "differs between them; load weights and call eval() on every rank, not below `if run.is_first:`"
                 )
-
-    def _total(self, exchange: Exchange, parts: dict[Block, Tensor]) -> Tensor:
-        with self.heartbeat.waiting():
-            total = exchange.sum(parts, "an evaluation")
-            if total.device.type == "cuda":  # nccl only queues the sum; the wait belongs here
-                torch.cuda.current_stream(total.device).synchronize()
-        return total
 
 
 class _KeptBuffers:

@@ -11,7 +11,7 @@ own groups.
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -110,11 +110,10 @@ class ProcessGroups:
 
     def told(self, key: str) -> str | None:
         """What a rank wrote down, or None. It does not wait, and an error is no answer."""
-        try:
-            has_it = self.store is not None and self.store.check([key])
-            return self.store.get(key).decode() if self.store is not None and has_it else None
-        except RuntimeError:
-            return None
+        with suppress(RuntimeError):
+            if self.store is not None and self.store.check([key]):
+                return self.store.get(key).decode()
+        return None
 
     def reopened(self, name: str) -> "ProcessGroups":
         """The same ranks in fresh groups, once all of them have asked for it by this name.

@@ -216,7 +216,7 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     )
     for each in _at_end, _at_ctrl_c:
         each.append(remove)
-    uploader = UploaderProcess.start(config)
+    uploader = UploaderProcess(config)
     _at_end.append(partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))
     _at_ctrl_c.append(partial(uploader.stop, 0.0))
     ended = threading.Event()

@@ -101,27 +101,22 @@ class UploaderProcess:
     """The owner's end: the uploader stays while its owner holds its standard input open."""
 
     def __init__(
-        self, config: UploaderConfig, offers: socket.socket, fence: FencePage | None, clock: Clock = _CLOCK
+        self, config: UploaderConfig, *, shown: Callable[[], int] | None = None, clock: Clock = _CLOCK
     ) -> None:
-        """Raises OSError."""
-        self._offers = offers
-        self._fence = fence
-        self._clock = clock
-        self._config = replace(config, offers=offers.fileno(), fence=() if fence is None else fence.fds)
-        self._started_s = clock.monotonic()
-        self._process = _spawn(self._config)
-
-    @staticmethod
-    def start(config: UploaderConfig, *, shown: Callable[[], int] | None = None) -> "UploaderProcess":
         """Spawn it, in a session of its own, out of reach of a terminal's signals.
 
         shown: the newest generation, for an agent (fence.py). Raises UsageError for a store that
         cannot be used, CannotStart.
         """
         open_store(config.run.checkpoints_url)
-        offers = listen(config.socket_path)
+        self._offers = listen(config.socket_path)
+        self._clock = clock
+        self._started_s = clock.monotonic()
         try:
-            return UploaderProcess(config, offers, None if shown is None else FencePage(shown))
+            self._fence = None if shown is None else FencePage(shown)
+            fds = () if self._fence is None else self._fence.fds
+            self._config = replace(config, offers=self._offers.fileno(), fence=fds)
+            self._process = _spawn(self._config)
         except OSError as error:
             raise CannotStart(f"no process can be started for the uploader ({error})") from error
 
@@ -222,7 +217,7 @@ def listen(path: str) -> socket.socket:
 def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
     with stop_signals.blocked():
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "elastic.uploader.main", config.to_json()],
+            [sys.executable, "-P", "-m", "elastic.uploader.main", json.dumps(asdict(config))],
             stdin=subprocess.PIPE,
             stdout=2,  # what a library prints goes to the log
             pass_fds=(config.offers, *config.fence),

@@ -33,6 +33,7 @@ from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import Objects, open_store
 from elastic.system import stop_signals
 from elastic.system.clock import Clock, SystemClock, share_boot_wall_s
+from elastic.system.untrusted import decode
 from elastic.uploader.fence import Fence
 from elastic.uploader.protocol import MESSAGE_BYTES, Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.save import OVERWRITTEN, Saver, report_problem
@@ -107,7 +108,7 @@ class Uploader:
         """
         message, fds, *_ = socket.recv_fds(self.offers, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         try:
-            offer = Offer.parse(message)
+            offer = decode(Offer, message, what="the offer")
             memory, client = fds
             slots = SnapshotSlots.attach(os.dup(memory))
             client = os.dup(client)
@@ -183,7 +184,7 @@ def serve(config: UploaderConfig, owner_fd: int, reached: Callable[[str, int], N
     and the step. Raises UsageError for a store that cannot be used.
     """
     clock = SystemClock()
-    log = EventLog(config.events, node=config.node, clock=clock)
+    log = EventLog(config.run.events / f"{config.node}-uploader.jsonl", node=config.node, clock=clock)
     fence = Fence(config.fence, clock, is_orphan=lambda: os.getppid() != config.owner)
     reached = reached or _reached(config, log, clock)
     saver = Saver(open_store(config.run.checkpoints_url), config, fence, clock, reached)
@@ -220,7 +221,7 @@ def main(arguments: list[str]) -> int:
     # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when
     # its owner does.
     stop_signals.ignore()
-    config = UploaderConfig.parse(arguments[0])
+    config = decode(UploaderConfig, arguments[0], what="the uploader's configuration")
     share_boot_wall_s(config.boot_wall_s)
     if serve(config, 0):
         return EXIT_COMPLETE

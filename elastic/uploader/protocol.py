@@ -9,16 +9,14 @@ An offer is one datagram: it comes whole, with its descriptors, or not at all. I
 that is the owner's, so that it outlives an uploader that dies before it reads it.
 """
 
-import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from elastic.checkpoint.record import SAVE_S
 from elastic.config.run_dir import RunDir
 from elastic.system.clock import boot_wall_s
-from elastic.system.untrusted import Count, Positive, decode
+from elastic.system.untrusted import Count, Positive
 
 MESSAGE_BYTES = 64 * 1024
 
@@ -54,17 +52,6 @@ class UploaderConfig:
     @property
     def socket_path(self) -> str:
         return f"{self.scratch}/uploader"
-
-    @property
-    def events(self) -> Path:
-        return self.run.events / f"{self.node}-uploader.jsonl"
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def parse(text: str) -> "UploaderConfig":
-        return decode(UploaderConfig, text, what="the uploader's configuration")
 
 
 class SaveState(StrEnum):
@@ -110,11 +97,6 @@ class Offer:
     seq: Positive
     resumed_from: Count | None
     is_final: bool
-
-    @staticmethod
-    def parse(message: bytes) -> "Offer":
-        """Raises ValueError that says which value is wrong."""
-        return decode(Offer, message, what="the offer")
 
     def result(self, state: SaveState, reason: str) -> SaveResult:
         """For a save that committed nothing."""

@@ -96,7 +96,7 @@ class Saver:
         with ThreadPoolExecutor(1, f"hash-{offer.step}") as thread:
             return commit(
                 self.store,
-                Payload(fd=slots.fd, offset=snapshot.offset, size_bytes=size_bytes),
+                Payload(fd=slots.fd, offset=slots.offset(offer.slot), size_bytes=size_bytes),
                 save,
                 limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
                 clock=self.clock,

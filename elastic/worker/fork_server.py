@@ -177,7 +177,7 @@ class ForkServer:
                 signal.signal(number, handler)
         for target, descriptor in zip(OUTPUTS, outputs, strict=True):
             os.dup2(descriptor, target)
-        env = request.env | environment.store_variable(store)
+        env = request.env if store is None else request.env | {environment.STORE: str(store)}
         recipe, *arguments = request.command
         if not inherits:
             for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers

@@ -29,30 +29,28 @@ WARMUP_STEPS = 2
 
 
 class HeartbeatSender:
-    """waited_s: seconds that this rank has spent in `waiting` so far."""
+    """waited_s: seconds that this rank has spent in `waiting` so far.
+
+    phase: of the work itself, in the first steps too; `enter` sets it.
+    """
 
     def __init__(self, page: ControlPage, local_rank: int, clock: Clock | None = None) -> None:
         self.waited_s = 0.0
         self._clock: Clock = clock or SystemClock()
         self._page = page
         self._local_rank = local_rank
-        self._phase = Phase.START
+        self.phase = Phase.START
         self._finished_steps = 0
 
     def enter(self, phase: Phase) -> None:
         """Beat, in this phase from now on."""
-        self._phase = phase
+        self.phase = phase
         is_warmup = self._finished_steps < WARMUP_STEPS and phase is not Phase.AFTER
         self._page.beat(self._local_rank, Phase.START if is_warmup else phase)
 
-    @property
-    def phase(self) -> Phase:
-        """The phase of the work itself, in the first steps too."""
-        return self._phase
-
     def beat(self) -> None:
         """Show progress, in the same phase."""
-        self.enter(self._phase)
+        self.enter(self.phase)
 
     def finish_step(self) -> None:
         self._finished_steps += 1
@@ -60,7 +58,7 @@ class HeartbeatSender:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around an operation that ends only when other ranks do their part."""
-        before, began_s = self._phase, self._clock.monotonic()
+        before, began_s = self.phase, self._clock.monotonic()
         self.enter(before if before in COLLECTIVE_PHASES else Phase.WAIT)
         try:
             yield

@@ -115,7 +115,9 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
         last_words = explained(launch, error, last_words)
     elif isinstance(error, PeerLost):
         last_words = of_victim(error)
-    exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
+    with suppress(ValueError):  # the script has closed it
+        print(last_words.rstrip(), file=sys.stderr)
+    forked_child.end(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED)
 
 
 def explained(launch: Launch, error: BaseException, line: str) -> str:
@@ -163,7 +165,7 @@ def exit_cleanly(code: int) -> NoReturn:
     """Exit as the interpreter does, with `atexit` functions, but without finalizing objects."""
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
-    exit_now(code, "")
+    forked_child.end(code)
 
 
 def of_recipe(error: BaseException) -> TracebackType | None:
@@ -200,14 +202,6 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
         write_error(Path(agent.error_folder), left)
     except OSError as problem:  # a full disk: the log, or the terminal, still has the traceback
         print(f"error not written to {agent.error_folder}: {problem}", file=sys.stderr)
-
-
-def exit_now(code: int, last_words: str) -> NoReturn:
-    """Print and exit without joining any thread."""
-    if last_words:
-        with suppress(ValueError):  # the script has closed it
-            print(last_words.rstrip(), file=sys.stderr)
-    forked_child.end(code)
 
 
 if __name__ == "__main__":

@@ -128,13 +128,7 @@ class Machines:
         """Run a command as root in a namespace of a machine: `net` or `pid`."""
         command("nsenter", "--target", str(self.pid(name)), f"--{namespace}", *words)
 
-    def pause(self, *names: str) -> None:
-        self._signal(signal.SIGSTOP, names)
-
-    def unpause(self, *names: str) -> None:
-        self._signal(signal.SIGCONT, names)
-
-    def _signal(self, number: signal.Signals, names: Sequence[str]) -> None:
+    def send(self, number: signal.Signals, *names: str) -> None:
         """To all processes of these machines, also to one that is being forked."""
         for name in names:
             # Within its namespace -1 means all processes but the first one and the sender.

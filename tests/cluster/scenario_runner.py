@@ -5,6 +5,7 @@ Commands wait for events, never for a fixed time except `hold`. The runner does 
 returns the evidence. Each method `do_X` is a command whose first word is X, with its other words.
 """
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -107,11 +108,8 @@ class ScenarioRunner(gates.Gates):
 
     # Gates and waits.
 
-    def do_shut(self, *names: str) -> None:
-        self.shut(*names)
-
-    def do_open(self, name: str) -> None:
-        self.open(name)
+    do_shut = gates.Gates.shut
+    do_open = gates.Gates.open
 
     def do_stands(self, gate: str) -> None:
         self._wait_for(lambda: self._stands(gate), f"all ranks to stand before {gate}")
@@ -181,8 +179,8 @@ class ScenarioRunner(gates.Gates):
             case "terminate":
                 machines.terminate(*hit)
             case "pause":
-                machines.pause(*hit)
-                self._releases.append(partial(machines.unpause, *hit))
+                machines.send(signal.SIGSTOP, *hit)
+                self._releases.append(partial(machines.send, signal.SIGCONT, *hit))
             case "cut" if words == ("power",):  # `again` finds what the disk has then
                 machines.kill(*hit)
                 self._of_folder().cut_power()

@@ -25,6 +25,7 @@ from elastic.cli import main
 from elastic.config.environment import HASH_SEED, MALLOC, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.views import readable
+from elastic.system.untrusted import decode
 from elastic.system.worker_protocol import StartRequest
 from elastic.uploader.protocol import UploaderConfig
 
@@ -235,7 +236,7 @@ class Drill(Gates):
     @staticmethod
     def socket_of_uploader(pid: int) -> str:
         words = _words(pid)
-        return UploaderConfig.parse(words[words.index(UPLOADER) + 1]).socket_path
+        return decode(UploaderConfig, words[words.index(UPLOADER) + 1], what="a configuration").socket_path
 
     @property
     def last_step(self) -> int:
@@ -302,14 +303,12 @@ class Drill(Gates):
             if agent.process.poll() is None:
                 os.kill(agent.process.pid, signal.SIGKILL)  # alone: what outlives it is to be seen
                 agent.wait()
-        try:
+        with suppress(TimeoutError):
             self.all_are_gone()
-        except TimeoutError:
-            survivors = self.alive()
-            for pid in survivors:
-                os.kill(pid, signal.SIGKILL)
-            return survivors
-        return []
+        survivors = self.alive()
+        for pid in survivors:
+            os.kill(pid, signal.SIGKILL)
+        return survivors
 
 
 class Undisturbed:
@@ -341,10 +340,9 @@ def fork_server() -> Iterator[Spawner]:
         # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they
         # start inherits it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    server = Spawner(print)
-    server.preload((*OF_AGENT, *OF_EXAMPLES))
-    yield server
-    server.close()
+    with closing(Spawner(print)) as server:
+        server.preload((*OF_AGENT, *OF_EXAMPLES))
+        yield server
 
 
 @pytest.fixture

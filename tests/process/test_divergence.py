@@ -7,10 +7,6 @@ import pytest
 LAST = 24
 
 
-def each_node_of(drill):
-    return {node for (nodes,) in drill.values("generation_started", "nodes") for node in nodes}
-
-
 @pytest.mark.parametrize(
     ("nodes", "snapshots", "fault"),
     [(1, "audited", "step 9 rank 0: flip optimizer"), (2, "off", f"step {LAST} rank 1: flip")],
@@ -31,7 +27,7 @@ def test_a_flipped_bit_does_not_change_the_result(drill, undisturbed, nodes, sna
     assert alike == [[0], [1]]
     ((judged, named, verdict),) = drill.values("divergence_judged", "step", "nodes", "verdict")
     assert (judged, verdict) == (found, "machine")
-    assert set(named) <= each_node_of(drill)
+    assert set(named) <= {node for event in drill.events("generation_started") for node in event["nodes"]}
     assert entry
     if found == int(fault.split()[1]):  # compared before the error reached anything else
         assert entry.startswith("optimizer." if "optimizer" in fault else "model.")

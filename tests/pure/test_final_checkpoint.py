@@ -30,7 +30,7 @@ def image_of(state):
 def snapshot(step, generation=1, state="a"):
     said = checksum.of_image(memoryview(image_of(state)))
     info = SnapshotInfo(step=step, generation=generation, checksum=said)
-    return Snapshot(slot=0, seq=2, offset=4096, size_bytes=9, info=info)
+    return Snapshot(slot=0, seq=2, size_bytes=9, info=info)
 
 
 class Node:

@@ -51,12 +51,9 @@ def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
 
 def test_the_save_interval_is_where_saving_costs_as_losing():
     """Young's condition by a dumb search: seconds lost to saves and to faults are least there."""
-
-    def lost_share(interval, cost_s):
-        return cost_s / interval + interval / (2 * FAULT_EVERY_S)
-
     for cost_s in (0.01, 0.1, 1.0, 10.0):
-        best = min((i / 100 for i in range(100, 60_000)), key=lambda interval: lost_share(interval, cost_s))
+        intervals = (i / 100 for i in range(100, 60_000))
+        best = min(intervals, key=lambda interval: cost_s / interval + interval / (2 * FAULT_EVERY_S))
         assert save_interval_s(cost_s) == pytest.approx(best, abs=0.02)
 
 
@@ -65,7 +62,7 @@ YOUNG = ResumePoint(step=0, chain="", source="none")
 
 def published(step, cost_s):
     info = SnapshotInfo(step=step, generation=1)
-    snapshot = Snapshot(slot=0, seq=2, offset=0, size_bytes=1, info=info)
+    snapshot = Snapshot(slot=0, seq=2, size_bytes=1, info=info)
     return PublishedSnapshot(slots=Mock(), snapshot=snapshot, cost_s=cost_s)
 
 

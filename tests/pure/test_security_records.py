@@ -80,7 +80,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "payload": (hashes_of, CheckpointDamaged),
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
-    "uploader's socket": (Offer.parse, ValueError),
+    "uploader's socket": (lambda data: untrusted.decode(Offer, data, what="offer"), ValueError),
     "c10d, to its host": (lambda data: untrusted.decode(Question, data, what="question"), ValueError),
     "c10d, to a node": (lambda data: untrusted.decode(Answer, data, what="answer"), ValueError),
     "ELASTIC_AGENT": (lambda data: agent_link(data.decode(errors="replace")), UsageError),
@@ -125,7 +125,7 @@ def test_a_corrupted_group_is_refused_or_can_be_decided_about(record):
 def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
     """Every number of an offer becomes a place in memory or a field of a commit record."""
     with suppress(ValueError):
-        offer = asdict(Offer.parse(message))
+        offer = asdict(untrusted.decode(Offer, message, what="offer"))
         assert isinstance(offer.pop("is_final"), bool)
         assert all(value is None or 0 <= value < 10**12 for value in offer.values())
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +66,7 @@ def config(tmp_path, page):
 
 @pytest.fixture
 def process(config):
-    process = UploaderProcess.start(replace(config, owner=os.getpid()))
+    process = UploaderProcess(replace(config, owner=os.getpid()))
     yield process
     process.stop(LIMIT_S)
 
@@ -183,7 +183,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, slots):
 
 def test_an_unknown_protocol_is_refused_by_the_owner(config):
     with pytest.raises(UsageError, match="expected a path or a URL"):
-        UploaderProcess.start(replace(config, run_url="s33://b/c"))
+        UploaderProcess(replace(config, run_url="s33://b/c"))
 
 
 def test_the_newest_of_those_that_wait_is_saved_next(config, slots):
@@ -226,7 +226,7 @@ def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, d
     """A save in hand is lost, and says so; an offer that waits is the next uploader's."""
     monkeypatch.setattr(client, "RESTART_S", 0.0)
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
-    process = UploaderProcess.start(replace(config, owner=os.getpid(), faults=faults))
+    process = UploaderProcess(replace(config, owner=os.getpid(), faults=faults))
     if faults is None:
         number = signal.SIGKILL if dies == "idle" else signal.SIGSTOP
         os.kill(process.pid, number)
@@ -343,8 +343,8 @@ def test_an_uploader_that_keeps_dying_is_started_at_intervals(config, monkeypatc
         return SimpleNamespace(pid=1, stdin=None, poll=lambda: 2)
 
     monkeypatch.setattr(client, "_spawn", spawn)
-    with listen(config.socket_path) as offers:
-        process = UploaderProcess(config, offers, None, clock)
+    process = UploaderProcess(config, clock=clock)
+    process._offers.close()
     for _ in range(100):
         said += filter(None, [process.revive()])
         clock.now += 0.5
@@ -386,9 +386,8 @@ def test_a_hanging_storage_keeps_no_uploader(
         os.close(owner_end)
     with listen(config.socket_path) as offers:
         handover = hand_over(config, slots, 1)
-        end = Uploader(
-            saver, config, EventLog(config.events, node="n0", clock=SystemClock()), offers, owner_fd
-        ).run()
+        log = EventLog(config.run.events / "log", node="n0", clock=SystemClock())
+        end = Uploader(saver, config, log, offers, owner_fd).run()
     os.close(owner_fd)
     assert (end, state_of(handover)) == ends
     assert slots._word(0, _LEASES) == 0
@@ -403,7 +402,7 @@ def test_an_uploader_whose_storage_hangs_begins_anew(config, monkeypatch, *, own
     monkeypatch.setattr(main, "_is_readable", lambda _fd: not owner_lives)
     monkeypatch.setattr(main.os, "execv", lambda *words: begun.append(words))
     monkeypatch.setattr(main.stop_signals, "ignore", lambda: None)
-    assert main.main([config.to_json()]) == EXIT_FAILED
+    assert main.main([json.dumps(asdict(config))]) == EXIT_FAILED
     assert begun == [(sys.executable, sys.orig_argv)] * owner_lives
 
 

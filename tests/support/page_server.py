@@ -40,11 +40,8 @@ class PageServer:
 def served(run: str | Path, *words: str) -> Iterator[PageServer]:
     """words: the options; without any, a free port at the loopback address."""
     command = [sys.executable, "-c", COMMAND, "serve", str(run), *(words or ANY_PORT)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield PageServer(process)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield PageServer(process)
+        finally:
+            process.kill()

@@ -87,9 +87,8 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
 def is_first_audited(parts: LoopParts, step: int) -> bool:
     """Whether a generation's first step is audited. Later ones learn it from the step before."""
     output, ended_by = parts.output, parts.link.divergence
-    failed = (
-        ended_by is not None and bool(ended_by.at_fault) and ended_by.step == step
-    )  # this step's audit, before a restart
+    # This step's audit, before a restart.
+    failed = ended_by is not None and bool(ended_by.at_fault) and ended_by.step == step
     is_due = output is not None and (failed or output.audits.is_due(step, is_first=True))
     return parts.groups.from_rank0(is_due)
 

@@ -88,8 +88,7 @@ class PublishedSnapshot:
 
 def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
     """The image of a state that is the same on every rank. Raises StateNotSavable."""
-    document = state.to_json() | {"step": info.step, "chain": info.chain}
-    document["data"] = info.data
+    document = state.to_json() | {"step": info.step, "chain": info.chain, "data": info.data}
     return image.layout(state.tensors, document)
 
 

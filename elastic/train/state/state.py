@@ -81,11 +81,11 @@ class State:
     @property
     def modules(self) -> list[nn.Module]:
         """Those among the objects, and those that other objects of the recipe hold."""
-        return [thing for thing in self._held() if isinstance(thing, nn.Module)]
+        return [thing for thing in self.held() if isinstance(thing, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [thing for thing in self._held() if isinstance(thing, torch.optim.Optimizer)]
+        return [thing for thing in self.held() if isinstance(thing, torch.optim.Optimizer)]
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -97,7 +97,7 @@ class State:
         known = self._parts
         if known is not None and self._are_alone and not known.has_changed():
             return known
-        found = [each for each in self._held() if isinstance(each, structure.COMPUTED_WITH)]
+        found = [each for each in self.held() if isinstance(each, structure.COMPUTED_WITH)]
         if known is None or not structure.same(found, known.found) or known.has_changed():
             self._parts = known = structure.Parts(found)
         return known
@@ -134,7 +134,7 @@ class State:
                 if isinstance(part, nn.Module):
                     yield from part.named_modules(prefix=name)
 
-    def _held(self) -> Iterable[Any]:
+    def held(self) -> Iterable[Any]:
         if self._are_alone:
             return self.objects.values()
         return chain.from_iterable(map(structure.held, self.objects.values()))

@@ -55,7 +55,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.bucket import left_changed
-from elastic.train.state import structure
 from elastic.train.state.state import State
 from elastic.train.state.structure import Parts
 
@@ -302,7 +301,7 @@ class Contract:
 
     def _check_schedules(self) -> None:
         """Raises UsageError for an optimizer whose learning rate schedule is not saved."""
-        scheduled = {id(thing.optimizer) for thing in self._things() if isinstance(thing, LRScheduler)}
+        scheduled = {id(thing.optimizer) for thing in self._state.held() if isinstance(thing, LRScheduler)}
         for optimizer in self._state.optimizers:
             if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
                 raise _missing(f"learning rate schedule of its {type(optimizer).__name__}", "scheduler")
@@ -311,7 +310,7 @@ class Contract:
         """Raises UsageError for a scaler that is in use and not saved."""
         if not scaler.is_enabled():
             return
-        if not any(thing is scaler for thing in self._things()):
+        if not any(thing is scaler for thing in self._state.held()):
             raise _missing("GradScaler that scales this loss", "scaler")
         self._scaler = scaler
 
@@ -341,9 +340,6 @@ class Contract:
 
     def _saved(self) -> set[int]:
         return {_storage(tensor) for tensor in self._state.flatten().tensors.values()}
-
-    def _things(self) -> list[Any]:
-        return [part for thing in self._state.objects.values() for part in structure.held(thing)]
 
 
 _TRAINING = attrgetter("training")
