@@ -8,6 +8,7 @@ import pytest
 import torch
 from committed import begin_run, commit_in, damage
 from records import IDENTITY
+from saved_state import Holder
 from torch import nn
 
 from elastic.care import export
@@ -17,17 +18,9 @@ from elastic.errors import EXIT_USAGE
 from elastic.train.state.state import State
 
 
-class Average:
+def average(step=0):
     """As recipes keep an average of the weights: tensors in one dict, and a number beside them."""
-
-    def __init__(self) -> None:
-        self.shadow = {"a.weight": torch.arange(4.0)}
-
-    def state_dict(self):
-        return {"shadow": self.shadow, "decay": 0.99}
-
-    def load_state_dict(self, state) -> None:
-        self.shadow = state["shadow"]
+    return Holder({"shadow": {"a.weight": torch.arange(4.0) + step}, "decay": 0.99})
 
 
 def mixed() -> nn.Module:
@@ -105,8 +98,7 @@ def test_a_part_of_a_module_keeps_the_versions_of_its_layers(part, make_run, tmp
 def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_path, capsys):
     """One bit of the newest payload is another: with its step named, nothing else will do."""
     for step in (10, 20, 30, 40):
-        (average := Average()).shadow["a.weight"] += step
-        run = make_run(step, count=average)
+        run = make_run(step, count=average(step))
     damage(run, 40)
     file = tmp_path / "m.pt"
     words = [str(file), "--entry", "count.shadow"]
@@ -137,7 +129,7 @@ def test_what_cannot_be_exported_is_refused(words, says, make_run, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "taken.pt").write_text("precious")
-    run = make_run(model=nn.Linear(2, 1), average=Average())
+    run = make_run(model=nn.Linear(2, 1), average=average())
     assert main(["export", str(run), *words.split()]) == 2
     assert says in capsys.readouterr().err
     assert (tmp_path / "taken.pt").read_text() == "precious" and not (tmp_path / "m.pth").exists()

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from saved_state import Holder
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
@@ -116,23 +117,15 @@ def test_what_does_not_fit_is_named(there, here, says):
     assert any(says in words for words in problems)
 
 
-class OwnOptimizer:
+def own_optimizer(lr: float, steps: int = 0) -> Holder:
     """Neither torch's nor built from it: nothing says which of its numbers are settings."""
-
-    def __init__(self, lr: float, steps: int = 0) -> None:
-        self.state = {"lr": lr, "steps": steps, "best": math.inf, "momenta": [torch.zeros(2)], "by": {0: "a"}}
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
+    return Holder({"lr": lr, "steps": steps, "best": math.inf, "momenta": [torch.zeros(2)], "by": {0: "a"}})
 
 
 def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
     """A new rate has no effect there: the run must not go on without a word of it."""
-    saved = kept(State(optimizer=OwnOptimizer(0.1, 24)))
-    state = State(optimizer=OwnOptimizer(0.001))
+    saved = kept(State(optimizer=own_optimizer(0.1, 24)))
+    state = State(optimizer=own_optimizer(0.001))
     assert load_entries(saved, state, ()) == (
         [],
         ["as it was saved: optimizer.lr 0.1, not 0.001; optimizer.steps 24, not 0"],
