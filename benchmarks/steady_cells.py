@@ -65,9 +65,7 @@ class Cell:
 
     @property
     def aim(self) -> float | None:
-        """What the ratio should be at most, beside the first of the others; of memory, the copies
-        of the gradients that ours may take more. None where there is no aim.
-        """
+        """What the ratio should be at most, beside the first of the others; None for no aim."""
         return AIMS.get(self.name)
 
     @property
@@ -92,7 +90,6 @@ AIMS = {
     "gpt-1w-4s-fp32": 1.03,
     "gpt-2w-1s-fp32": 1.03,
     "mlp64-2w-1s-fp32": 1.3,
-    "wide-1w-8s-fp32": 1.0,
 }
 WITH_ALL = (
     Cell(model="mlp64", workers=1, shards=1),

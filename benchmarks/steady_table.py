@@ -22,7 +22,7 @@ TIME = (
     "peak, MB",
     "others",
 )
-MEMORY = ("peak memory of a worker, without snapshots", "ours, MB", "plain, MB", "more, in gradients", "aim")
+MEMORY = ("peak memory of a worker, without snapshots", "ours, MB", "plain, MB", "more, in gradients")
 EXPLAINED = (
     "ratio: the median over neighbouring turns, of the mean seconds of a step, with its standard error."
     " aim: what it should be at most."
@@ -107,7 +107,7 @@ def _time_rows(result: Result) -> list[tuple[str, ...]]:
 def _memory_row(result: Result) -> tuple[str, ...]:
     own, plain = result.measured[Side.OURS], result.measured[Side.PLAIN]
     more = (own.peak_bytes - plain.peak_bytes) / WORKLOADS[result.cell.model].gradient_bytes()
-    return result.cell.title, _peak(own), _peak(plain), f"{more:.1f}", _aim(more, result.cell.aim)
+    return result.cell.title, _peak(own), _peak(plain), f"{more:.1f}"
 
 
 def _aim(found: float, aim: float | None) -> str:

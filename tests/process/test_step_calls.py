@@ -13,8 +13,7 @@ OF_FIRST_SHARD, OF_FURTHER_SHARD = 145, 30
 
 def counts(drill, recipes, path, *arguments):
     """Of each step: ours, and in plain PyTorch."""
-    of_counts = {"recipe": recipes / "counted.py", "arguments": (str(path), *arguments)}
-    drill.start("--save-every", "1000steps", "--fresh", **of_counts).ends_with(0)
+    drill.start("--fresh", recipe=recipes / "counted.py", arguments=(str(path), *arguments)).ends_with(0)
     return (found[1:] for found in json.loads(path.read_text()))
 
 
