@@ -76,24 +76,21 @@ class Parts:
         self.held = [p for p in self.trained if id(p) in by_torch]
 
     def has_changed(self) -> bool:
-        """Whether they consist of other objects now, or hang together otherwise."""
-        (sizes, objects), (known_sizes, known) = self._now(), self._consist_of
-        return (
-            sizes != known_sizes or len(objects) != len(known) or not all(map(operator.is_, objects, known))
-        )
+        """Whether they consist of other objects now, or in another order."""
+        now, known = self._now(), self._consist_of
+        return len(now) != len(known) or not all(map(operator.is_, now, known))
 
     def has_same_values(self) -> bool:
         """Whether the modules have the same parameters still."""
         found = list(chain.from_iterable(map(dict.values, self.holders)))
         return len(found) == len(self.values) and all(map(operator.is_, found, self.values))
 
-    def _now(self) -> tuple[list[int], list[Any]]:
+    def _now(self) -> list[Any]:
         """It is asked in every step, so that it makes few calls of Python."""
-        children = list(map(_CHILDREN, self._attributes))
-        dicts = chain(children, map(_PARAMETERS, self._attributes), map(_BUFFERS, self._attributes))
+        dicts = [map(name, self._attributes) for name in (_CHILDREN, _PARAMETERS, _BUFFERS)]
         of_groups = map(_OF_GROUP, chain.from_iterable(map(_GROUPS, self._optimizers)))
-        found = chain(map(dict.values, filter(None, dicts)), of_groups)
-        return list(map(len, children)), list(chain.from_iterable(found))
+        found = chain(map(dict.values, filter(None, chain.from_iterable(dicts))), of_groups)
+        return list(chain.from_iterable(found))
 
 
 def values_of(dicts: Sequence[dict[str, T]]) -> list[T]:
