@@ -18,6 +18,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise, tee
 from typing import Any
 
@@ -96,8 +97,13 @@ class BatchLoader:
         if type(self.dataset) is TensorDataset and self.collate is None:  # nothing is drawn or called
             tensors, device = self.dataset.tensors, self.device
             moves = any(tensor.device != device for tensor in tensors)
+            # It is faster, takes no indices of another device, and gives row-major samples.
+            takes = [
+                partial(t.index_select, 0) if t.device.type == "cpu" and t.is_contiguous() else t.__getitem__
+                for t in tensors
+            ]
             for _, _, indices, _ in slices:
-                data = [tensor.index_select(0, indices) for tensor in tensors]
+                data = [take(indices) for take in takes]
                 yield tuple(to_device(data, device) if moves else data)
             return
         requests = (

@@ -5,9 +5,12 @@ in place: that is the first level of the tree (tree.py). The levels above add on
 another. A gradient that a shard does not give counts as +0.0 at every level, so that the sign of a
 zero is the same too. No gradient is copied but into the vector that goes to other ranks.
 
-Autograd counts how often a tensor was written to. After the second shard of a pair each gradient
-was written to once more than after the first; any other count is a gradient that came in parts, or
-that something else has changed, and is refused.
+Autograd may give several parameters parts of one memory, or the very same memory (of `p.view(-1) +
+q.view(-1)`), to which no sum may be added. Such a gradient is copied first (`_own`).
+
+Torch counts how often a tensor was written to. After the second shard of a pair each gradient was
+written to once more than after the first; any other count is a gradient that came in parts, or that
+something else has changed, and is refused.
 """
 
 from collections.abc import Callable
@@ -17,7 +20,7 @@ from operator import attrgetter, is_, is_not
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 
 from elastic.errors import UsageError
 from elastic.reduce.tree import Block, Stack
@@ -62,6 +65,7 @@ class Bucket:
         self.length = 0
         self._nothing: Given = [None] * len(parameters)
         self._forms = [(p.dtype, torch.strided) for p in parameters]
+        self._sizes_bytes = [p.numel() * p.element_size() for p in parameters]
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         for p in parameters:
             self._places.append((p.shape, _strides(p), self.length))
@@ -97,7 +101,7 @@ class Bucket:
 
     def end_first(self) -> None:
         """After the backward of the first shard of a pair, whose second one follows."""
-        self._first = list(map(_GRAD, self.parameters))
+        self._first = self._own()
         versions = list(map(_VERSION, filter(_is_there, self._first)))
         self._versions = versions, list(map((1).__add__, versions))
 
@@ -109,7 +113,7 @@ class Bucket:
         """
         if self._is_second:
             self._check(is_after=True)
-        found: Given = list(map(_GRAD, self.parameters))
+        found = self._own()
         if show is not None:
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 show(parameter, torch.zeros_like(parameter) if gradient is None else gradient)
@@ -125,8 +129,7 @@ class Bucket:
         return [any(given[i] is not None for given in blocks) for i in range(len(self.parameters))]
 
     def assign(self, gradients: Given) -> None:
-        """Put them into `.grad`. Raises UsageError as `pack`."""
-        self._check_forms(gradients)
+        """Put them into `.grad`."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
@@ -135,13 +138,9 @@ class Bucket:
         self.begin_shard(is_second=False)
 
     def pack(self, room: int = 0) -> dict[Block, Tensor]:
-        """One vector of each block, and behind its gradients `room` numbers, which are 0.
-
-        Raises UsageError for a sparse gradient, or one of another dtype than its parameter.
-        """
+        """One vector of each block, and behind its gradients `room` numbers, which are 0."""
         found, self._used = {}, self.used
         for block, given in self.stack.parts.items():
-            self._check_forms(given)
             found[block] = flat = self.parameters[0].new_empty(self.length + room)
             flat[self.length :] = 0
             views = self.views(flat)
@@ -158,16 +157,31 @@ class Bucket:
         begin = flat.storage_offset()
         return [flat.as_strided(shape, strides, begin + at) for shape, strides, at in self._places]
 
-    def _check_forms(self, given: Given) -> None:
-        forms = list(map(_FORM, filter(_is_there, given)))
-        if forms == self._forms or forms == list(compress(self._forms, map(_is_there, given))):
-            return
+    def _refuse_forms(self, given: Given) -> None:
         for parameter, gradient in zip(self.parameters, given, strict=True):
             if gradient is not None and _FORM(gradient) != (parameter.dtype, torch.strided):
                 raise UsageError(
                     f"expected a dense gradient of {self.names.name_of(parameter)}, of {parameter.dtype}, found one of {gradient.dtype} and {gradient.layout}; build layers without "
                     "sparse=True, take an optimizer for dense gradients, and return the parameter's dtype from a backward of your own"
                 )
+
+    def _own(self) -> Given:
+        """What is in `.grad`, each gradient in a memory that no other one has a part of.
+
+        Raises UsageError for a sparse gradient, or one of another dtype than its parameter.
+        """
+        found: Given = list(map(_GRAD, self.parameters))
+        which = list(map(_is_there, found))
+        forms = list(map(_FORM, compress(found, which)))
+        if forms != self._forms and forms != list(compress(self._forms, which)):
+            self._refuse_forms(found)
+        memory = list(map(Tensor.untyped_storage, compress(found, which)))  # type: ignore[arg-type]
+        sizes_bytes = list(map(UntypedStorage.nbytes, memory))
+        is_whole = sizes_bytes == self._sizes_bytes or sizes_bytes == list(compress(self._sizes_bytes, which))
+        if is_whole and len(set(map(UntypedStorage.data_ptr, memory))) == len(memory):
+            return found
+        self.assign([None if gradient is None else gradient.clone() for gradient in found])
+        return list(map(_GRAD, self.parameters))
 
     def _clear(self) -> None:
         for parameter in self.parameters:

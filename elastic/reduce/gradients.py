@@ -12,9 +12,9 @@ orders wait for each other forever.
 
 Which parameters these are is asked at each computation: recipes freeze layers, unfreeze them, and
 add some. No sum depends on earlier answers, so that a process that resumes sums what an
-undisturbed one sums. In the first computation of a parameter a hook watches it: whether its
-gradient comes at once or in parts, as reentrant activation checkpointing may give it. From then on
-no two shards share `.grad`, and no bucket goes early.
+undisturbed one sums. In the first shard that gives a parameter a gradient a hook watches whether it
+comes at once or in parts, as reentrant activation checkpointing may give it. From then on no two
+shards share `.grad`, and no bucket goes early.
 
 A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch. A zero instead
 would let weight decay and momentum change it. Parameters that no optimizer holds may be those of a
@@ -65,9 +65,9 @@ class Gradients:
         self._sums: list[Future[Tensor] | Tensor] = []
         # One thread: collectives must start in the same order on every rank.
         self._thread = ThreadPoolExecutor(1, "exchange") if exchange.world_size > 1 else None
-        # Ids of parameters that had a computation; another one may get the id of a former one.
+        # Ids of parameters that were watched; another one may get the id of a former one.
         self._known: set[int] = set()
-        self._watching: list[RemovableHandle] = []  # the others
+        self._watching: dict[int, RemovableHandle] = {}  # of those that got none yet, by id
         self._seen: list[nn.Parameter] = []  # of those, each time one got a gradient in this shard
         self._is_in_parts = False
         self._watch(trained.required)
@@ -109,16 +109,18 @@ class Gradients:
         """
         is_last, self._is_last = self._is_last, False
         num_sent = len(self._sums)
-        if self._seen:
-            self._look_for_parts()
+        pair = self._pair_of[shard]
+        if self._seen and self._has_parts():
+            self._is_in_parts = True
+            pair = (shard,) if shard == pair[0] else pair
         for bucket in self._buckets[:num_sent]:
             bucket.check_sent()
-        pair = self._pair_of[shard]
         for bucket in self._every[num_sent:]:
             if shard == pair[-1]:
                 self._end_block(bucket, pair)
             else:
                 bucket.end_first()
+        self._pair()
         while is_last and self._thread is not None and len(self._sums) < len(self._buckets) - 1:
             self._send()
 
@@ -172,14 +174,15 @@ class Gradients:
                 continue
             assert isinstance(flat, Tensor)
             views = zip(bucket.views(flat), is_used, strict=True)
-            bucket.assign([view if is_one else None for view, is_one in views])
-        if self._every:
-            self._unwatch()
+            # By `.data` torch counts writes to each by itself.
+            bucket.assign([view.data if is_one else None for view, is_one in views])
+        for parameter in self._seen:
+            if (hook := self._watching.pop(id(parameter), None)) is not None:
+                hook.remove()
 
     def close(self) -> None:
         """Remove the hooks: a recipe may use these parameters for something else after the run."""
-        self._unwatch()
-        for hook in self._hooks:
+        for hook in (*self._watching.values(), *self._hooks):
             hook.remove()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -191,7 +194,7 @@ class Gradients:
         if self._made_of[0] is trained and self._made_of[1] is others and self._made_of[2] == forms:
             return
         self._made_of = trained, others, forms
-        summed = [trained[::-1]] if self._thread is None else groups(trained)
+        summed = [trained[::-1]] * bool(trained) if self._thread is None else groups(trained)
         self._buckets = [Bucket(group, self._trained) for group in summed]
         self._every = [*self._buckets, *(Bucket(group, self._trained) for group in groups(others))]
         self.parameters = [p for bucket in self._every for p in bucket.parameters]
@@ -218,7 +221,7 @@ class Gradients:
 
     def _reached(self, _parameter: nn.Parameter) -> None:
         """Send the buckets that are complete, in their order: one that is complete early waits."""
-        if not self._is_last or self._watching or self._is_in_parts:
+        if not self._is_last or self._seen or self._is_in_parts:
             return
         last = next(reversed(self._pair_of.values()))
         while (number := len(self._sums)) < len(self._buckets) - 1 and self._buckets[number].is_complete:
@@ -233,29 +236,23 @@ class Gradients:
         vectors = self._buckets[len(self._sums)].pack()
         self._sums.append(self._thread.submit(self._exchange.sum, vectors, "the sum of gradients"))
 
-    # The first computation of a parameter.
+    # The first computation that gives a parameter a gradient.
 
     def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
             if id(parameter) not in self._known:
                 self._known.add(id(parameter))
                 hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-                self._watching.append(hook)
-
-    def _unwatch(self) -> None:
-        for hook in self._watching:
-            hook.remove()
-        self._watching = []
+                self._watching[id(parameter)] = hook
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         self._trained.check_backward(parameter)
-        self._seen.append(parameter)
+        if parameter.grad is not None:  # a function of the recipe's own may give None
+            self._seen.append(parameter)
 
-    def _look_for_parts(self) -> None:
+    def _has_parts(self) -> bool:
         """After a shard's backward. Raises UsageError where a gradient was taken away."""
         for parameter in self._seen:
             if parameter.grad is None:
                 raise changed(self._trained.name_of(parameter), parameter)
-        if max(Counter(map(id, self._seen)).values()) > 1:
-            self._is_in_parts = True
-            self._pair()
+        return max(Counter(map(id, self._seen)).values()) > 1

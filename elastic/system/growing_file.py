@@ -179,7 +179,8 @@ def json_line(record: dict[str, Any]) -> bytes:
     """
     try:
         return msgspec.json.encode(record) + b"\n"
-    except (UnicodeError, OverflowError):  # a file's name without an encoding, a huge integer
+    # A name without an encoding, a key that is no text, a class of its own that JSON takes for one.
+    except (TypeError, UnicodeError, OverflowError):
         text = json.dumps(json.loads(json.dumps(record), parse_constant=lambda _: None))
         return f"{text}\n".encode()
 

@@ -105,6 +105,33 @@ def overflowing():
 
 
 @recipe()
+def common_memory():
+    """Autograd gives gradients that are parts of one memory, the same memory, or a part of that of
+    the loss's gradient. One optimizer's update comes before a clip of the other's.
+    """
+    net = nn.ModuleDict({name: nn.Linear(FEATURES, FEATURES, bias=False) for name in "qkv"})
+    head = nn.Linear(FEATURES, CLASSES)
+    head.scale = nn.Parameter(torch.tensor(0.1))
+    a, b = (torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9) for each in (net, head))
+
+    def values(batch):
+        x, y = batch.data
+        both = F.linear(x, torch.cat([net["q"].weight, net["k"].weight]))
+        twins = net["q"].weight.view(-1) + net["v"].weight.view(-1)
+        loss = F.cross_entropy(head(both[:, :FEATURES] * both[:, FEATURES:]), y)
+        return torch.stack([loss, twins.square().mean(), head.scale])
+
+    def body(step):
+        total = step.sum(values)
+        step.backward(total[0] * torch.exp(-total[2]) + total[1] + total[2])
+        a.step()
+        nn.utils.clip_grad_norm_(head.parameters(), 0.5)
+        b.step()
+
+    return State(net=net, head=head, a=a, b=b), body
+
+
+@recipe()
 def line_search():
     """LBFGS calls the closure, and with it `mean_loss`, several times in a step."""
     net = perceptron()

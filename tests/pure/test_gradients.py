@@ -82,17 +82,6 @@ def test_a_sum_is_of_the_shards_that_used_the_parameter(steps_users):
         assert found == ([sum(shard + 1 for shard in users)] * 2 if users else None)
 
 
-def test_a_closed_sum_shards_the_parameters_alone():
-    """After the run a recipe may train a probe on the same model; hooks that stayed would send its
-    gradients.
-    """
-    gradients = gradients_of(parameter := ones())
-    gradients.close()
-    gradients.begin_computation()
-    parameter.sum().backward()
-    assert gradients.used() == [0.0]
-
-
 def order_of_sums(member):
     """The lengths of the vectors that this rank sends in its second step, and their sums."""
     with pytest.MonkeyPatch.context() as patch:  # the rank serves other tests afterwards
@@ -196,12 +185,3 @@ def test_a_gradient_in_parts_of_a_second_shard_alone_is_refused():
     gradients = gradients_of(parameter := ones(1), shards=2)
     with pytest.raises(UsageError, match=r"the gradient of p\.0, once a shard.*use_reentrant=False"):
         one_step(gradients, backward)
-
-
-def test_a_gradient_that_is_kept_stays_as_it_was():
-    """Also in `.grad.data`: the next step has gradients of its own."""
-    gradients = gradients_of(parameter := ones())
-    one_step(gradients, lambda _shard: parameter.sum().backward())
-    kept, parameter.grad.data = parameter.grad.data, torch.full((2,), 5.0)
-    one_step(gradients, lambda _shard: (2 * parameter).sum().backward())
-    assert (kept.tolist(), parameter.grad.tolist()) == ([SHARDS] * 2, [2.0 * SHARDS] * 2)

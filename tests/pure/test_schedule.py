@@ -1,5 +1,6 @@
 """When a checkpoint or a snapshot is due is a function of steps, seconds and measured costs."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +13,7 @@ from elastic.errors import StoreFailed
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
+from elastic.train.loop import requests
 from elastic.train.loop.schedule import (
     AUDIT_SHARE,
     CREDIT_S,
@@ -29,6 +31,7 @@ from elastic.train.state import saving
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.saving import Checkpointing
 from elastic.train.state.snapshotting import PublishedSnapshot
+from elastic.train.step.parts import NOTHING, Requests
 from elastic.uploader.protocol import SaveResult, SaveState
 
 AUTO = Every(kind="auto")
@@ -178,3 +181,15 @@ def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first):
     assert found[0] == first + 1
     spent_s = (len(found) - 1) * cost_s
     assert spent_s <= AUDIT_SHARE * (steps * step_s + spent_s) * (1 + 1e-4)
+
+
+def test_each_computation_of_a_step_is_answered_alike(monkeypatch):
+    """The last one counts. Others ask again after 20 ms, or at the step that may be due."""
+    due = Requests(drain=False, snapshot=True, save=False)
+    monkeypatch.setattr(requests, "requests_of", lambda *_: due)
+    monkeypatch.setattr(requests, "quiet_until", lambda *_: 9)
+    asking = requests.Asking(SimpleNamespace(page=SimpleNamespace(drain=False)), None)
+    asked = [
+        asking.ask(step, now_s, 20) for step, now_s in ((1, 0), (1, 0), (2, 0.01), (9, 0.01), (10, 0.05))
+    ]
+    assert asked == [due, due, NOTHING, due, due]

@@ -31,14 +31,16 @@ class Asking:
 
     def __init__(self, parts: LoopParts, saving: Saving) -> None:
         self._parts, self._saving = parts, saving
-        # But for drains it asks for nothing before this step and this time.
-        self._quiet_until, self._quiet_until_s = 0, 0.0
+        # But for drains it asks for nothing before this step and this time. All computations of a
+        # step ask the same: the last one counts.
+        self._quiet_until, self._quiet_until_s, self._asked = 0, 0.0, 0
 
     def ask(self, number: int, now_s: float, last_step: int) -> Requests:
         """At the end of step `number`."""
-        is_quiet = number < self._quiet_until and now_s < self._quiet_until_s
+        is_quiet = number < self._quiet_until and now_s < self._quiet_until_s and number != self._asked
         if is_quiet and not self._parts.page.drain:
             return NOTHING
+        self._asked = number
         self._quiet_until_s = now_s + QUIET_S
         self._quiet_until = quiet_until(self._parts, self._saving, number, last_step)
         return requests_of(self._parts, self._saving, number, last_step)

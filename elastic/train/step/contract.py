@@ -44,7 +44,7 @@ from functools import partial
 from itertools import compress
 from operator import attrgetter, is_not, ne
 from typing import Any
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +92,11 @@ class Contract:
         self._loose: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []  # all
         self._flags: list[bool] = []  # which of them require a gradient
-        # By the id of a parameter. A gradient in none of these is the recipe's own.
-        self._given: dict[int, int] = {}  # its version when a computation gave the newest gradient
-        self._used: dict[int, int] = {}  # the version of the gradient when an optimizer used it
+        # By the id of a parameter: the gradient that a computation gave it, with the parameter's
+        # version then, and that which an optimizer has used, with its own version then. A gradient
+        # in none of these is the recipe's own.
+        self._given: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+        self._used: dict[int, tuple[ReferenceType[Tensor], int]] = {}
         self._left: dict[int, Tensor] = {}  # gradients of the step before that nothing used
         self._added_to: list[tuple[nn.Parameter, Tensor]] = []  # loose ones, with their gradients
         self._versions: list[int] = []  # of the modules' parameters, where a pass began
@@ -159,10 +161,9 @@ class Contract:
         self._is_computing = False
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
-        names = list(map(id, self.required))
-        self._given.update(zip(names, map(_VERSION, self.required), strict=True))
-        for name in names if self._used else ():
-            self._used.pop(name, None)
+        for parameter in self.required:
+            if parameter.grad is not None:
+                self._given[id(parameter)] = ref(parameter.grad), parameter._version  # noqa: SLF001
 
     def begin_pass(self) -> None:
         """Before the shards of a pass."""
@@ -243,14 +244,20 @@ class Contract:
 
         An empty list where one of these is not finite: a GradScaler skips the update of all.
         """
-        held, used, given = self.parts.held, self._used, self._given
-        gradients = list(map(_GRAD, held))
-        there = list(filter(_IS_THERE, gradients))
-        # Each has been used, or there is none: no loop of Python in the ordinary step.
-        if not there or list(map(_VERSION, there)) == list(map(used.get, map(id, held))):
+        held, used, given, nothing = self.parts.held, self._used, self._given, (lambda: None, 0)
+        if not any(map(_IS_THERE, map(_GRAD, held))):
             return []
-        unused = [p for p in held if p.grad is not None and used.get(id(p)) != p.grad._version]  # noqa: SLF001
-        unused = [p for p in unused if given.get(id(p), p._version) == p._version]  # noqa: SLF001
+        unused: list[nn.Parameter] = []
+        for p in held:
+            g = p.grad
+            if g is None:
+                continue
+            by, version = used.get(id(p), nothing)
+            is_used = by() is g and version == _VERSION(g)
+            by, version = given.get(id(p), nothing)
+            is_changed = by() is g and version != p._version  # noqa: SLF001 - by the recipe itself
+            if not is_used and not is_changed:
+                unused.append(p)
         are_finite = all(bool(p.grad.isfinite().all()) for p in unused if p.grad is not None)
         return unused if are_finite else []
 
@@ -277,7 +284,8 @@ class Contract:
             if not all(map(_IS_THERE, gradients)):
                 with_gradients = list(compress(with_gradients, map(_IS_THERE, gradients)))
                 gradients = list(map(_GRAD, with_gradients))
-            self._used.update(zip(map(id, with_gradients), map(_VERSION, gradients), strict=True))
+            uses = zip(map(ref, gradients), map(_VERSION, gradients), strict=True)
+            self._used.update(zip(map(id, with_gradients), uses, strict=True))
             if self._left and any(self._left.get(id(p)) is p.grad for p in with_gradients):
                 raise UsageError(
                     f"step {self._step}: {type(optimizer).__name__} made an update with gradients of the step before; gradients are no part "

@@ -160,7 +160,8 @@ class OpenSums:
         for output, (total, _) in zip(outputs, self._sums.values(), strict=True):
             if output.requires_grad:  # the loss of a step need not depend on each of its sums
                 reached.append(output)
-                gradients.append(torch.zeros_like(total) if total.grad is None else total.grad)
+                # A copy: autograd may give a parameter a part of it, to which others are added.
+                gradients.append(torch.zeros_like(total) if total.grad is None else total.grad.clone())
         self.is_in_shard = True
         if reached:
             torch.autograd.backward(reached, gradients)

@@ -43,39 +43,36 @@ def of_last_step() -> dict[str, int]:
     return found
 
 
-def main() -> None:
-    run = elastic.start(seed=0, global_batch=SAMPLES * SHARDS, shards=SHARDS)
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS)))
-    if sys.argv[3:]:
-        model.append(nn.BatchNorm1d(8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(STEPS * SAMPLES * SHARDS, 8, generator=torch.Generator().manual_seed(0))
-    data, state = run.data(TensorDataset(inputs), epochs=1), elastic.State(model=model, optimizer=optimizer)
-
-    def loss_of(values: Tensor) -> Tensor:
-        output: Tensor = model(values)
-        return output.square().mean()
-
-    ours, plain = [], []
-    for name in READS:
-        setattr(Tensor, name, counted(getattr(Tensor, name)))
-    sys.setprofile(on_event)
-    for step in run.steps(data, state):
-        ours.append(of_last_step())
-        if step.number % 2:
-            step.mean_loss(lambda batch: loss_of(batch.data[0]))
-        else:
-            step.backward(step.sum(lambda batch: loss_of(batch.data[0]).reshape(1)).sum())
-        optimizer.step()
-    for each in inputs.chunk(STEPS):
-        plain.append(of_last_step())
-        optimizer.zero_grad()
-        for part in each.chunk(SHARDS):
-            (loss_of(part) / SHARDS).backward()
-        optimizer.step()
-    sys.setprofile(None)
-    Path(sys.argv[1]).write_text(json.dumps([ours, plain]))
+run = elastic.start(seed=0, global_batch=SAMPLES * SHARDS, shards=SHARDS)
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS)))
+if sys.argv[3:]:
+    model.append(nn.BatchNorm1d(8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+inputs = torch.randn(STEPS * SAMPLES * SHARDS, 8, generator=torch.Generator().manual_seed(0))
+data, state = run.data(TensorDataset(inputs), epochs=1), elastic.State(model=model, optimizer=optimizer)
 
 
-if __name__ == "__main__":
-    main()
+def loss_of(values: Tensor) -> Tensor:
+    output: Tensor = model(values)
+    return output.square().mean()
+
+
+ours, plain = [], []
+for name in READS:
+    setattr(Tensor, name, counted(getattr(Tensor, name)))
+sys.setprofile(on_event)
+for step in run.steps(data, state):
+    ours.append(of_last_step())
+    if step.number % 2:
+        step.mean_loss(lambda batch: loss_of(batch.data[0]))
+    else:
+        step.backward(step.sum(lambda batch: loss_of(batch.data[0]).reshape(1)).sum())
+    optimizer.step()
+for each in inputs.chunk(STEPS):
+    plain.append(of_last_step())
+    optimizer.zero_grad()
+    for part in each.chunk(SHARDS):
+        (loss_of(part) / SHARDS).backward()
+    optimizer.step()
+sys.setprofile(None)
+Path(sys.argv[1]).write_text(json.dumps([ours, plain]))

@@ -30,17 +30,12 @@ class Held(torch.utils.data.Dataset):
         return torch.rand(16), torch.tensor(index % 8)
 
 
-def main() -> None:
-    gates = Path(os.environ["TINY_GATES"])
-    signal.signal(signal.SIGUSR1, lambda *_: (gates / f"handled-{os.getpid()}").touch())
-    run = elastic.start(seed=3, global_batch=16, shards=4)
-    model = nn.Linear(16, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    data = run.data(Held(gates), epochs=4, workers=1)
-    for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):
-        step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
-        optimizer.step()
-
-
-if __name__ == "__main__":
-    main()
+gates = Path(os.environ["TINY_GATES"])
+signal.signal(signal.SIGUSR1, lambda *_: (gates / f"handled-{os.getpid()}").touch())
+run = elastic.start(seed=3, global_batch=16, shards=4)
+model = nn.Linear(16, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = run.data(Held(gates), epochs=4, workers=1)
+for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):
+    step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
+    optimizer.step()

@@ -41,38 +41,32 @@ def fail(record: dict) -> None:
     raise ConnectionError(words)
 
 
-def main() -> None:
-    run = elastic.start(seed=3, global_batch=16, shards=4)
-    gates = Path(os.environ.get("TINY_GATES", "no gates"))
-    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    data = run.data(TensorDataset(torch.randn(64, 8), torch.randint(4, (64,))), steps=STEPS)
-    state = elastic.State(model=model, optimizer=optimizer)
-    if "file" in WAYS and run.is_first:
-        file = run.path("reports.jsonl").open("a", buffering=1)
-        run.on_step(
-            lambda record: file.write(json.dumps({"in_generation": generation_now()} | record) + "\n")
-        )
-    if "draw" in WAYS:
-        run.on_step(draw)
-    if "fail" in WAYS:
-        run.on_step(fail)
-    if "steer" in WAYS:
+run = elastic.start(seed=3, global_batch=16, shards=4)
+gates = Path(os.environ.get("TINY_GATES", "no gates"))
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+data = run.data(TensorDataset(torch.randn(64, 8), torch.randint(4, (64,))), steps=STEPS)
+state = elastic.State(model=model, optimizer=optimizer)
+if "file" in WAYS and run.is_first:
+    file = run.path("reports.jsonl").open("a", buffering=1)
+    run.on_step(lambda record: file.write(json.dumps({"in_generation": generation_now()} | record) + "\n"))
+if "draw" in WAYS:
+    run.on_step(draw)
+if "fail" in WAYS:
+    run.on_step(fail)
+if "steer" in WAYS:
 
-        @run.on_step
-        def steer(_record: dict) -> None:
-            try:
-                run.evaluate(data, lambda batch: batch.data[0].sum())
-            except UsageError as error:
-                print(error)
-            model[0].weight.detach().add_(1)
-
-    for step in run.steps(data, state):
-        wait_at_gate(gates, step.number, run.rank)
-        step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
-        optimizer.step()
-        step.log(rate=1 / step.number)
+    @run.on_step
+    def steer(_record: dict) -> None:
+        try:
+            run.evaluate(data, lambda batch: batch.data[0].sum())
+        except UsageError as error:
+            print(error)
+        model[0].weight.detach().add_(1)
 
 
-if __name__ == "__main__":
-    main()
+for step in run.steps(data, state):
+    wait_at_gate(gates, step.number, run.rank)
+    step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
+    optimizer.step()
+    step.log(rate=1 / step.number)
