@@ -95,9 +95,9 @@ class Bucket:
     def is_complete(self) -> bool:
         """Whether this shard has given a gradient to each parameter."""
         found = list(map(_GRAD, self.parameters))
-        if not self._is_second:
-            return are_all(found)
-        return are_all(found) and self._is_written(found, is_after=True)
+        if not all(map(_is_there, found)):
+            return False
+        return not self._is_second or list(map(_VERSION, found)) == self._versions[True]
 
     def end_first(self) -> None:
         """After the backward of the first shard of a pair, whose second one follows."""
@@ -187,11 +187,6 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _is_written(self, found: Given, *, is_after: bool) -> bool:
-        """Whether these are what the first shard gave, each written to as often as it should."""
-        versions = list(map(_VERSION, filter(_is_there, found)))
-        return all(map(is_, found, self._first)) and versions == self._versions[is_after]
-
     def _check(self, *, is_after: bool) -> None:
         """Raises UsageError unless `.grad` is what the first shard of the pair has left there.
 
@@ -199,7 +194,8 @@ class Bucket:
         gave gets the zero of the other one.
         """
         found = list(map(_GRAD, self.parameters))
-        if self._is_written(found, is_after=is_after):
+        written = list(map(_VERSION, filter(_is_there, found)))
+        if written == self._versions[is_after] and all(map(is_, found, self._first)):
             return
         versions = iter(self._versions[is_after])
         for parameter, first, now in zip(self.parameters, self._first, found, strict=True):
