@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from elastic.errors import UsageError
 from elastic.system import forked_child
@@ -93,6 +93,12 @@ def modules(state: State, device: torch.device) -> None:
                     raise UsageError(
                         f"expected layers that compute alike at every number of workers, found a SyncBatchNorm at {path}; "
                         "use BatchNorm: it normalises within a shard, and its running averages are the mean over shards"
+                    )
+            for path, tensor in thing.state_dict(prefix=f"{name}.").items():
+                is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+                if is_dense and tensor.untyped_storage().nbytes() < tensor.nbytes:
+                    raise UsageError(
+                        f"expected tensors that load_state_dict can write to, found {path} expanded; register its .clone(), or register it with persistent=False"
                     )
     for parameter in state.trained:
         where = parameter.device

@@ -6,11 +6,9 @@ Calls are those beyond the same step in plain PyTorch. What a step no longer nee
 import json
 from statistics import median
 
-FIRST = 4  # steps before look at more
-
 
 def counts(drill, recipes, path, *arguments):
-    """Of each step: ours, and in plain PyTorch."""
+    """Of each step: ours, and in plain PyTorch. The first four look at more than later ones."""
     drill.start("--fresh", recipe=recipes / "counted.py", arguments=(str(path), *arguments)).ends_with(0)
     return (found[1:] for found in json.loads(path.read_text()))
 
@@ -20,7 +18,7 @@ def test_a_step_makes_few_calls_of_python(drill, recipes, tmp_path):
     beyond = {}
     for shards in (1, 8):
         ours, plain = counts(drill, recipes, tmp_path / "counts.json", str(shards))
-        calls, of_plain = (median(each["calls"] for each in found[FIRST::2]) for found in (ours, plain))
+        calls, of_plain = (median(each["calls"] for each in found[4::2]) for found in (ours, plain))
         beyond[shards] = calls - of_plain
     # With what a slow machine asks of schedules in each step, and a fast one more rarely.
     assert beyond[1] <= 145
@@ -33,4 +31,4 @@ def test_a_step_waits_for_the_device_once(drill, recipes, tmp_path):
     """
     ours, _ = counts(drill, recipes, tmp_path / "counts.json", "8", "buffers")
     for odd_or_even in (0, 1):
-        assert median(each["reads"] for each in ours[FIRST + odd_or_even :: 2]) == 1
+        assert median(each["reads"] for each in ours[4 + odd_or_even :: 2]) == 1

@@ -107,13 +107,11 @@ def overflowing():
 @recipe()
 def common_memory():
     """Autograd gives gradients that are parts of one memory, the same memory, or a part of that of
-    the loss's gradient; a buffer has one number in its memory. One optimizer's update comes before
-    a clip of the other's.
+    the loss's gradient. One optimizer's update comes before a clip of the other's.
     """
     net = nn.ModuleDict({name: nn.Linear(FEATURES, FEATURES, bias=False) for name in "qkv"})
     head = nn.Linear(FEATURES, CLASSES)
     head.scale = nn.Parameter(torch.tensor(0.1))
-    head.register_buffer("expanded", torch.ones(1).expand(CLASSES))
     a, b = (torch.optim.SGD(each.parameters(), lr=0.01, momentum=0.9) for each in (net, head))
 
     def values(batch):

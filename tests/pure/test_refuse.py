@@ -34,6 +34,10 @@ def with_hook():
     ("module", "says"),
     [
         (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer"),
+        (
+            lambda: nn.Embedding.from_pretrained(torch.ones(1, 2).expand(3, 2)),
+            r"found model\.layer\.weight exp",
+        ),
         (with_hook, r"hook at model\.layer\.weight"),
         (lambda: nn.Linear(2, 2, device="meta"), r"found model\.layer\.weight on meta"),
     ],

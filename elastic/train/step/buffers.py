@@ -115,7 +115,7 @@ class Buffers:
             forms = list(map(_FORM, self._tensors))
             if forms != self._forms:
                 self._forms = forms
-                small = {i for i, tensor in enumerate(self._tensors) if _is_small(tensor)}
+                small = {i for i, tensor in enumerate(self._tensors) if tensor.numel() < LARGE_NUMBERS}
                 self._divide(small | self._averages)
             self._group()
         values = [*self._views]
@@ -332,11 +332,6 @@ class Buffers:
     def _names(self, which: set[int]) -> list[str]:
         pairs = zip(self._places, self._numbers, strict=True)
         return [self._name(place) for place, i in pairs if i in which]
-
-
-def _is_small(tensor: Tensor) -> bool:
-    """Not so an expanded one, which nothing may be written to."""
-    return tensor.numel() < LARGE_NUMBERS and tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
