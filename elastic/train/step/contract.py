@@ -41,8 +41,8 @@ seen.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
-from operator import attrgetter, is_not, ne
+from itertools import compress, repeat
+from operator import attrgetter, is_not, ne, not_
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
@@ -161,9 +161,9 @@ class Contract:
         self._is_computing = False
         for parameter, before in self._added_to:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
-        for parameter in self.required:
-            if parameter.grad is not None:
-                self._given[id(parameter)] = ref(parameter.grad), parameter._version  # noqa: SLF001
+        there = [p for p in self.required if p.grad is not None]
+        gradients = zip(map(ref, map(_GRAD, there)), map(_VERSION, there), strict=True)
+        self._given.update(zip(map(id, there), gradients, strict=True))
 
     def begin_pass(self) -> None:
         """Before the shards of a pass."""
@@ -245,18 +245,21 @@ class Contract:
         An empty list where one of these is not finite: a GradScaler skips the update of all.
         """
         held, used, given, nothing = self.parts.held, self._used, self._given, (lambda: None, 0)
-        if not any(map(_IS_THERE, map(_GRAD, held))):
+        gradients = list(map(_GRAD, held))
+        if not any(map(_IS_THERE, gradients)):
+            return []
+        uses = list(map(used.get, map(id, held), repeat(nothing)))
+        is_used = [
+            g is None or (by() is g and version == _VERSION(g))
+            for g, (by, version) in zip(gradients, uses, strict=True)
+        ]
+        if all(is_used):  # in the ordinary step
             return []
         unused: list[nn.Parameter] = []
-        for p in held:
-            g = p.grad
-            if g is None:
-                continue
-            by, version = used.get(id(p), nothing)
-            is_used = by() is g and version == _VERSION(g)
+        for p, g in compress(zip(held, gradients, strict=True), map(not_, is_used)):
             by, version = given.get(id(p), nothing)
             is_changed = by() is g and version != p._version  # noqa: SLF001 - by the recipe itself
-            if not is_used and not is_changed:
+            if not is_changed:
                 unused.append(p)
         are_finite = all(bool(p.grad.isfinite().all()) for p in unused if p.grad is not None)
         return unused if are_finite else []
