@@ -111,9 +111,8 @@ class Bucket:
         show: is given the gradients as they join. Raises UsageError where `.grad` is not what
         autograd makes of the two shards of a pair.
         """
-        if self._is_second:
-            self._check(is_after=True)
-        found = self._own()
+        is_as_left = self._is_second and self._check(is_after=True)
+        found = self._first if is_as_left else self._own()
         if show is not None:
             for parameter, gradient in zip(self.parameters, found, strict=True):
                 show(parameter, torch.zeros_like(parameter) if gradient is None else gradient)
@@ -187,16 +186,16 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _check(self, *, is_after: bool) -> None:
+    def _check(self, *, is_after: bool) -> bool:
         """Raises UsageError unless `.grad` is what the first shard of the pair has left there.
 
         is_after: of the second one, which has added its gradients. One that only one of the two
-        gave gets the zero of the other one.
+        gave gets the zero of the other one; False where there are such.
         """
         found = list(map(_GRAD, self.parameters))
         written = list(map(_VERSION, filter(_is_there, found)))
         if written == self._versions[is_after] and all(map(is_, found, self._first)):
-            return
+            return True
         versions = iter(self._versions[is_after])
         for parameter, first, now in zip(self.parameters, self._first, found, strict=True):
             missing = 0 if first is None else next(versions) - first._version  # noqa: SLF001
@@ -205,6 +204,7 @@ class Bucket:
                 now.add_(0.0)  # -0.0 + 0.0 is +0.0
             elif now is not first or missing != 0:
                 raise changed(self.names.name_of(parameter), parameter)
+        return False
 
 
 def changed(name: str, parameter: nn.Parameter) -> UsageError:
