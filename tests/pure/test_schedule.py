@@ -184,12 +184,9 @@ def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first):
 
 
 def test_each_computation_of_a_step_is_answered_alike(monkeypatch):
-    """The last one counts. Others ask again after 20 ms, or at the step that may be due."""
+    """The last one counts. Later steps ask again at the step that may be due."""
     due = Requests(drain=False, snapshot=True, save=False)
     monkeypatch.setattr(requests, "requests_of", lambda *_: due)
     monkeypatch.setattr(requests, "quiet_until", lambda *_: 9)
-    asking = requests.Asking(SimpleNamespace(page=SimpleNamespace(drain=False)), None)
-    asked = [
-        asking.ask(step, now_s, 20) for step, now_s in ((1, 0), (1, 0), (2, 0.01), (9, 0.01), (10, 0.05))
-    ]
-    assert asked == [due, due, NOTHING, due, due]
+    ask = requests.Asking(SimpleNamespace(page=SimpleNamespace(drain=False)), None).ask
+    assert [ask(n, s, 20) for n, s in ((1, 0), (1, 0), (2, 0.01), (9, 0.01))] == [due, due, NOTHING, due]

@@ -102,7 +102,6 @@ MUTANTS = (
     Mutant("train/step/sums.py", "or found.has_graph > agreed.has_graph", "", "pure/test_step_refusals.py"),
     Mutant("train/step/parts.py", "if not buffers.sums.have_same_integers(signs):", "if False:", "pure/test_buffers.py"),
     Mutant("train/step/step.py", "if self.has_line:", "if False:", "pure/test_step_refusals.py"),
-    Mutant("reduce/gradients.py", "shard == next(reversed(self._pair_of))", "False", "pure/test_gradients.py"),
     Mutant("train/state/structure.py", "len(now) != len(known) or not all(map(operator.is_, now, known))", "False", "pure/test_exact_recipes.py"),
     Mutant("data/loader.py", '"sample", epoch, stream', '"sample", stream', "pure/test_loader.py"),
     Mutant("train/evaluation.py", "torch.full((sum(sizes),), -0.0", "torch.full((sum(sizes),), 0.0", "pure/test_evaluation.py"),
