@@ -3,7 +3,7 @@
 `.grad` is None before the first shard of an aligned pair, and autograd adds the second shard to it
 in place: that is the first level of the tree (tree.py). The levels above add one list of tensors to
 another. A gradient that a shard does not give counts as +0.0 at every level, so that the sign of a
-zero is the same too. No gradient is copied but into the vector that goes to other ranks.
+zero is the same too. Only the vector that goes to other ranks copies gradients, and `_own`.
 
 Autograd may give several parameters parts of one memory, or the very same memory (of `p.view(-1) +
 q.view(-1)`), to which no sum may be added. Such a gradient is copied first (`_own`).
@@ -190,7 +190,7 @@ class Bucket:
         """Raises UsageError unless `.grad` is what the first shard of the pair has left there.
 
         is_after: of the second one, which has added its gradients. One that only one of the two
-        gave gets the zero of the other one; False where there are such.
+        gave gets the zero of the other one, and the answer is False.
         """
         found = list(map(_GRAD, self.parameters))
         written = list(map(_VERSION, filter(_is_there, found)))

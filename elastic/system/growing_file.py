@@ -175,7 +175,7 @@ class GrowingFile:
 def json_line(record: dict[str, Any]) -> bytes:
     """With its end. A float that is not finite becomes null, because JSON has no such number.
 
-    Raises TypeError for a value that is not JSON, such as a tensor.
+    Raises TypeError for a value that has no form in JSON, such as a tensor.
     """
     try:
         return msgspec.json.encode(record) + b"\n"
