@@ -20,8 +20,7 @@ from elastic.observe.reader import RunReader, read_run
 from elastic.observe.run_view import view_of
 from elastic.observe.step_line import StepLine
 from elastic.rendezvous import transitions
-from elastic.report.agent_pages import AgentPages, agent_figures
-from elastic.report.prometheus import CAUSES, RunSeries, family
+from elastic.report.agent_pages import CAUSES, AgentPages, RunSeries, agent_figures, family
 
 LABELS = {"run": "r", "node": "a"}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
