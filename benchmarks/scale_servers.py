@@ -20,8 +20,7 @@ from scale_clock import SimulatedClock
 
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.etcd import EtcdBackend
-from elastic.rendezvous.backends.etcd_http import Answer, RangeResponse, Response, StoredKey
+from elastic.rendezvous.backends.etcd import Answer, EtcdBackend, RangeResponse, Response, StoredKey
 from elastic.rendezvous.backends.host import Answer as HostAnswer
 from elastic.rendezvous.backends.host import GroupInMemory, HostBackend, Question
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend

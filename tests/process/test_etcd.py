@@ -12,8 +12,7 @@ from faulty_storage import Deed, FaultyStorage
 from elastic.errors import UsageError
 from elastic.rendezvous.backends import select
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
-from elastic.rendezvous.backends.etcd import LEASE_S, NEW_LEASE_EVERY_S, EtcdBackend
-from elastic.rendezvous.backends.etcd_http import EtcdHttp
+from elastic.rendezvous.backends.etcd import LEASE_S, NEW_LEASE_EVERY_S, EtcdBackend, EtcdHttp
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 

@@ -7,10 +7,9 @@ import pytest
 from etcd_servers import free_port
 
 from elastic.errors import RendezvousTimeout, UsageError
-from elastic.rendezvous.backends import etcd_http, select
+from elastic.rendezvous.backends import etcd, select
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.etcd import EtcdBackend
-from elastic.rendezvous.backends.etcd_http import EtcdHttp
+from elastic.rendezvous.backends.etcd import EtcdBackend, EtcdHttp
 from elastic.testing.fakes import FakeClock
 
 
@@ -36,7 +35,7 @@ def test_wrong_credentials_and_addresses_are_usage_errors(tmp_path):
 )
 def test_an_answer_of_another_program_is_a_failure(status, data, monkeypatch):
     answer = SimpleNamespace(status=status, data=data)
-    monkeypatch.setattr(etcd_http.urllib3.PoolManager, "request", lambda *_words, **_options: answer)
+    monkeypatch.setattr(etcd.urllib3.PoolManager, "request", lambda *_words, **_options: answer)
     with pytest.raises(BackendFailed):
         EtcdBackend("a", "g", {}).read()
 

@@ -27,7 +27,7 @@ Open = Callable[[], Backend]
 @pytest.fixture(params=["memory", "directory", "etcd", "c10d", "objects"])
 def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Each call opens another node's view of the same state, if the backend has several."""
-    for limit in ("host.CONNECT_S", "etcd_http.ANSWER_S"):  # a call takes as long as the machine is busy
+    for limit in ("host.CONNECT_S", "etcd.ANSWER_S"):  # a call takes as long as the machine is busy
         monkeypatch.setattr(f"elastic.rendezvous.backends.{limit}", 100.0)
     shared = MemoryBackend()
     opened: list[HostBackend] = []

@@ -32,7 +32,7 @@ from elastic.observe.step_columns import StepBatch
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.backends.etcd_http import _answer
+from elastic.rendezvous.backends.etcd import _answer
 from elastic.rendezvous.backends.host import Answer, Question
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT
 from elastic.rendezvous.group import ANY_RUN, Group, GroupDamaged, Node, RunEnd, SharedSettings, WorkerFailure
