@@ -188,7 +188,7 @@ def runs(words: _Words) -> int:
 
 def clean(words: _Words) -> int:
     """Remove what a finished run needs no more."""
-    from elastic.care.clean import Leftover, clean
+    from elastic.report.clean import Leftover, clean
 
     def agrees(files: Sequence[Leftover]) -> bool:
         for each in files:
@@ -219,7 +219,7 @@ def clean(words: _Words) -> int:
 
 def export(words: _Words) -> int:
     """The weights of a committed step, as .pth or .pt [--entry model]."""
-    from elastic.care.export import export
+    from elastic.report.export import export
 
     with _looking():
         said = export(words.state, words.file, words.entry, SystemClock(), overwrite=words.overwrite)

@@ -13,10 +13,10 @@ from records import IDENTITY
 from torch import nn
 
 from elastic.agent.run_directory import has_recorded_end
-from elastic.care import clean as clean_module
 from elastic.cli import main
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
+from elastic.report import clean as clean_module
 from elastic.system.clock import SystemClock
 from elastic.train.state.state import State
 

@@ -11,10 +11,10 @@ from records import IDENTITY
 from saved_state import Holder
 from torch import nn
 
-from elastic.care import export
 from elastic.checkpoint.payload_check import read_state
 from elastic.cli import main
 from elastic.errors import EXIT_USAGE
+from elastic.report import export
 from elastic.train.state.state import State
 
 
