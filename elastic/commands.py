@@ -15,26 +15,18 @@ from dataclasses import asdict
 from functools import partial
 from typing import NoReturn, cast
 
-from elastic.config.options import (
-    CheckOptions,
-    ListenAddress,
-    WordParser,
-    listen_address,
-    split_recipe_args,
-    state_of_run,
-    whole,
-)
+from elastic.config import options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
 from elastic.system import command_end
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 
-_LISTENS = ListenAddress(host="127.0.0.1", port=8080)  # no other machine reaches it there
+_LISTENS = options.ListenAddress(host="127.0.0.1", port=8080)  # no other machine reaches it there
 _Words = argparse.Namespace
 
 
-class _CommandParser(WordParser):
+class _CommandParser(options.WordParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message.removeprefix('argument ')}; write {usage_of(self)}")
 
@@ -65,18 +57,18 @@ def command_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Arg
 
     check_words = add_answer(check)
     check_words.add_argument("recipe", metavar="RECIPE")
-    check_words.add_argument("--steps", metavar="N", type=partial(whole, 3))
+    check_words.add_argument("--steps", metavar="N", type=partial(options.whole, 3))
     add_answer(report, "run", draws=True)
     add_answer(status, "run")
     add(watch, "run").add_argument("--once", action="store_true")
     serve_words = add(serve, "run")
-    serve_words.add_argument("--listen", metavar="HOST:PORT", type=listen_address, default=_LISTENS)
+    serve_words.add_argument("--listen", metavar="HOST:PORT", type=options.listen_address, default=_LISTENS)
     add_answer(verify, "run")
     add_answer(diff, "run", "other", draws=True)
     add_answer(runs).add_argument("folder", metavar="FOLDER", nargs="?", default="runs")
     add_answer(clean, "run").add_argument("--yes", action="store_true")
     export_words = add(export)
-    export_words.add_argument("state", metavar="RUN[@STEP]", type=state_of_run)
+    export_words.add_argument("state", metavar="RUN[@STEP]", type=options.state_of_run)
     export_words.add_argument("file", metavar="FILE")
     export_words.add_argument("--entry", metavar="NAME", default="model")
     export_words.add_argument("--overwrite", action="store_true")
@@ -86,7 +78,7 @@ def command_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Arg
 
 def run_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """words: those behind the command. Returns the exit code; raises UsageError."""
-    ours, recipe_args = split_recipe_args(words)
+    ours, recipe_args = options.split_recipe_args(words)
     if "--help" in ours or "-h" in ours:
         print(parser.format_help(), end="")
         return EXIT_COMPLETE
@@ -118,7 +110,7 @@ def check(words: _Words) -> int:
     command_end.end_at_once_by((signal.SIGTERM, signal.SIGHUP))
     command_end.raise_from_here()
     return run_check(
-        CheckOptions(
+        options.CheckOptions(
             recipe=words.recipe, recipe_args=words.recipe_args, steps=words.steps, as_json=words.json
         )
     )

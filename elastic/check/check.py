@@ -17,16 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elastic.agent.preflight import imported_first
-from elastic.check.plan import (
-    AGAIN,
-    CALM,
-    CALM_SECONDS,
-    FEWEST_STEPS,
-    LEAST_STEPS,
-    USUAL_CAUSE,
-    Launch,
-    launches,
-)
+from elastic.check import plan
 from elastic.check.runs import LIMIT_S, Ended, none_outlives, run
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
@@ -111,25 +102,25 @@ def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
         note = f"the first {steps} of {of_run} steps, with which the others are compared"
         if calm.stopped is not None:
             note = f"all {steps} steps, after which the recipe ends the run ({calm.stopped})"
-        tell(Proof(proof=CALM, workers=1, result=Result.EXACT, seconds=calm.seconds, note=note))
+        tell(Proof(proof=plan.CALM, workers=1, result=Result.EXACT, seconds=calm.seconds, note=note))
         return _prove(options, folder, tell, calm)
 
 
 def _calm(options: CheckOptions, root: Path) -> Ended:
-    least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
-    calm = run(options, root, Launch(proof=CALM, workers=1), least, seconds)
+    least, seconds = (plan.LEAST_STEPS, plan.CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
+    calm = run(options, root, plan.Launch(proof=plan.CALM, workers=1), least, seconds)
     if calm.code == EXIT_USAGE:
         raise UsageError(calm.words)
     if calm.code != EXIT_COMPLETE or not calm.lines:
         advice = "" if calm.code is not None else "; give it less data or a smaller model"
-        if calm.code is None and len(calm.lines) >= LEAST_STEPS // 2:
-            advice = f"; --steps {LEAST_STEPS // 2} compares fewer steps"
+        if calm.code is None and len(calm.lines) >= plan.LEAST_STEPS // 2:
+            advice = f"; --steps {plan.LEAST_STEPS // 2} compares fewer steps"
         raise RecipeFailed(
             f"{calm.words}\nthe calm run by one worker ended with {_ending(calm)} after {len(calm.lines)} steps; nothing was compared{advice}"
         )
-    if len(calm.lines) < FEWEST_STEPS:
+    if len(calm.lines) < plan.FEWEST_STEPS:
         raise RecipeFailed(
-            f"expected a recipe of {FEWEST_STEPS} steps or more, found {len(calm.lines)}, which leave none between a beginning and a resume; "
+            f"expected a recipe of {plan.FEWEST_STEPS} steps or more, found {len(calm.lines)}, which leave none between a beginning and a resume; "
             "give it more data or epochs"
         )
     return calm
@@ -143,12 +134,12 @@ def _prove(options: CheckOptions, root: Path, tell: Callable[[Proof], None], cal
     ends = frozenset(line.step for line, after in pairwise(calm.lines) if line.epoch != after.epoch)
     # One step more shows whether the recipe ends the other runs where it ended the calm one.
     most = steps if calm.stopped is None else steps + 1
-    planned = launches(steps, calm.lines[-1].shards, ends)
+    planned = plan.launches(steps, calm.lines[-1].shards, ends)
     proofs: list[Proof] = []
     ignored = frozenset[str]()
     for launch in planned:
         ended = run(options, root, launch, most)
-        if launch.proof == AGAIN:
+        if launch.proof == plan.AGAIN:
             ignored = unsteady_values(expected, ended.lines)
         proofs.append(_proof(launch, ended, calm, first_difference(expected, ended.lines, ignored)))
         tell(proofs[-1])
@@ -165,11 +156,11 @@ def _prove(options: CheckOptions, root: Path, tell: Callable[[Proof], None], cal
         notes=[note for line in calm.lines for note in line.notes],
         ignored=sorted(ignored),
         not_compared=_not_compared(calm, steps, ends, planned[len(proofs) :]),
-        cause=USUAL_CAUSE[last.proof] if last.result is Result.DIFFERS else None,
+        cause=plan.USUAL_CAUSE[last.proof] if last.result is Result.DIFFERS else None,
     )
 
 
-def _proof(launch: Launch, ended: Ended, calm: Ended, difference: tuple[int, str] | None) -> Proof:
+def _proof(launch: plan.Launch, ended: Ended, calm: Ended, difference: tuple[int, str] | None) -> Proof:
     found = Proof(proof=launch.proof, workers=launch.workers, result=Result.EXACT, seconds=ended.seconds)
     if ended.code != launch.code:
         other = f"{_ending(ended)} instead of exit code {launch.code}"
@@ -204,7 +195,7 @@ def _steps_of_run(calm: Ended) -> int:
     return calm.lines[-1].step if calm.stopped is not None else calm.lines[-1].steps
 
 
-def _not_compared(calm: Ended, steps: int, ends: frozenset[int], left: list[Launch]) -> list[str]:
+def _not_compared(calm: Ended, steps: int, ends: frozenset[int], left: list[plan.Launch]) -> list[str]:
     """What a check says nothing about, each as a part of a sentence. left: what was not run."""
     found = [f"the run of {each.proof}" for each in left]
     if steps < _steps_of_run(calm):

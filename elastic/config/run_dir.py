@@ -22,21 +22,8 @@ _IDENTITY = "run.json"  # of config/identity.py
 UID = "uid"  # checkpoint/provenance.py
 PLACE = "place"  # rendezvous/meeting_place.py
 # What stands at the top of a run directory; files of a recipe's own have other names.
-OWN_NAMES = frozenset(
-    {
-        _IDENTITY,
-        UID,
-        PLACE,
-        "stopped.json",
-        "checkpoints",
-        "metrics.jsonl",
-        "metrics",
-        "events",
-        "logs",
-        "rendezvous",
-        "faults",
-    }
-)
+_FOLDERS = {"checkpoints", "metrics", "events", "logs", "rendezvous", "faults"}
+OWN_NAMES = frozenset({_IDENTITY, UID, PLACE, "stopped.json", "metrics.jsonl"} | _FOLDERS)
 
 OWN_PREFIX = ".metrics-"  # of the metrics of each generation
 

@@ -4,16 +4,7 @@ differed, and variables that a restart did not bring back.
 
 from dataclasses import dataclass
 
-from elastic.events import (
-    DivergenceDetected,
-    DivergenceJudged,
-    GenerationStarted,
-    Overlapped,
-    Rehearsed,
-    ReplayDiffered,
-    Restored,
-    StepDiffered,
-)
+from elastic import events as kinds
 from elastic.observe.generations import NODE_LOST, REHEARSAL
 from elastic.observe.logged_event import Events, last, of_kind
 from elastic.proof.evidence import roots
@@ -49,14 +40,14 @@ def told_at_the_end(events: Events, steps: int) -> str:
     """What the last line adds; empty for nothing. steps: that were trained in all."""
     replays = "".join(
         f"; step {each.event.step} gave another result when it was done again, so that this need not be the result of an undisturbed run"
-        for each in of_kind(events, ReplayDiffered)[-1:]
+        for each in of_kind(events, kinds.ReplayDiffered)[-1:]
     )
-    if any(each.event.accepted for each in of_kind(events, StepDiffered)):
+    if any(each.event.accepted for each in of_kind(events, kinds.StepDiffered)):
         replays += "; a step that was done again differed, and --accept took what came then"
     names = roots(not_restored(events))
-    if names and any(each.event.cause in _FAULTS for each in of_kind(events, GenerationStarted)):
+    if names and any(each.event.cause in _FAULTS for each in of_kind(events, kinds.GenerationStarted)):
         replays += f"; a restart did not bring back {', '.join(names[:MOST_NAMES])} (report says more)"
-    began = last(events, Restored)
+    began = last(events, kinds.Restored)
     if began is not None and began.event.step == steps:
         replays += (
             "; the last process went on after the last step, so that it had no step to train: what steps leave outside the State, such as the last output in an"
@@ -69,20 +60,20 @@ def not_restored(events: Events) -> dict[str, str]:
     """Variables of the recipe that a restart did not bring back, each as it was found last."""
     found: dict[str, str] = {}
     for each in events:
-        if isinstance(each.event, Overlapped | Rehearsed):
+        if isinstance(each.event, kinds.Overlapped | kinds.Rehearsed):
             found |= each.event.not_restored
     return found
 
 
-def compared(events: Events, kind: type[Rehearsed] | type[Overlapped]) -> ComparedSteps:
+def compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlapped]) -> ComparedSteps:
     found = [each.event for each in of_kind(events, kind)]
     alike = sum(each.verdict == "alike" for each in found)
-    starts = of_kind(events, GenerationStarted)
+    starts = of_kind(events, kinds.GenerationStarted)
     rehearsals = {each.generation for each in starts if each.event.cause == REHEARSAL}
     ended = [  # the run, which no other event tells
         each
-        for each in of_kind(events, StepDiffered)
-        if not each.event.accepted and (each.generation in rehearsals) == (kind is Rehearsed)
+        for each in of_kind(events, kinds.StepDiffered)
+        if not each.event.accepted and (each.generation in rehearsals) == (kind is kinds.Rehearsed)
     ]
     return ComparedSteps(
         count=len(found) + len(ended), alike=alike, seconds=sum(each.seconds for each in found)
@@ -92,9 +83,11 @@ def compared(events: Events, kind: type[Rehearsed] | type[Overlapped]) -> Compar
 def divergences(events: Events) -> list[Divergence]:
     """One for each node that was wrong; differences without a verdict come last."""
     found, judged = list[Divergence](), set[int]()
-    for each in of_kind(events, DivergenceJudged):
+    for each in of_kind(events, kinds.DivergenceJudged):
         step, entry, verdict = each.event.step, each.event.entry, each.event.verdict
         judged.add(step)
         found += [Divergence(step, node, entry, verdict) for node in each.event.nodes or (None,)]
-    unjudged = (each.event for each in of_kind(events, DivergenceDetected) if each.event.step not in judged)
+    unjudged = (
+        each.event for each in of_kind(events, kinds.DivergenceDetected) if each.event.step not in judged
+    )
     return found + [Divergence(each.step, None, each.entry, None) for each in unjudged]

@@ -19,16 +19,7 @@ from elastic.storage.store import (
     as_store_failure,
     read_range,
 )
-from elastic.system.files import (
-    NoHardLinks,
-    NotRegularFile,
-    begin_writeback,
-    create_whole,
-    make_folders,
-    open_regular,
-    sync_folder,
-    write_all,
-)
+from elastic.system import files
 
 MOST_LISTINGS = 10
 
@@ -49,13 +40,13 @@ class LocalStore:
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         path = self._root / name
-        with _classified(f"reading {path}"), open_regular(path) as file:
+        with _classified(f"reading {path}"), files.open_regular(path) as file:
             yield from read_range(file, start, end, CHUNK_BYTES)
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         path = self._root / name
         with _classified(f"writing {path}"):
-            make_folders(path.parent)
+            files.make_folders(path.parent)
             try:
                 _write_new(path, payload, midway)
             except BaseException:
@@ -72,8 +63,8 @@ class LocalStore:
     def create(self, name: str, data: bytes) -> bool:
         path = self._root / name
         with _classified(f"creating {path}"):
-            make_folders(path.parent)
-            is_new = create_whole(path, data, fsync=True)
+            files.make_folders(path.parent)
+            is_new = files.create_whole(path, data, fsync=True)
             # Also where another writer has the name: a caller that finds it there relies on it, and
             # a power cut must not take it.
             self._sync_folders(path.parent)
@@ -88,7 +79,7 @@ class LocalStore:
                 for folder in self._folders_up(path.parent):
                     folder.rmdir()
             if path.parent.exists():
-                sync_folder(path.parent)
+                files.sync_folder(path.parent)
 
     def _entries(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         try:
@@ -117,7 +108,7 @@ class LocalStore:
 
     def _sync_folders(self, folder: Path) -> None:
         for each in (*self._folders_up(folder), self._root):
-            sync_folder(each)
+            files.sync_folder(each)
 
     def _folders_up(self, folder: Path) -> tuple[Path, ...]:
         """From `folder` up to the one below the root."""
@@ -129,9 +120,9 @@ class LocalStore:
 def _classified(doing: str) -> Iterator[None]:
     try:
         yield
-    except NotRegularFile as error:
+    except files.NotRegularFile as error:
         raise OutsideStore(f"{doing} failed: {error}; remove it") from error
-    except NoHardLinks as error:
+    except files.NoHardLinks as error:
         raise StoreFailed(
             f"{error.filename} cannot be created: its file system has no hard links ({error}); put the run directory elsewhere, or in an object store"
         ) from error
@@ -151,7 +142,7 @@ def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> None
         for number, chunk in enumerate(payload.chunks(chunk_bytes)):
             if number == middle:
                 midway()
-            write_all(file.fileno(), chunk)
+            files.write_all(file.fileno(), chunk)
             # The disk works while the next chunk is copied and the payload is hashed.
-            begin_writeback(file.fileno(), number * chunk_bytes, len(chunk))
+            files.begin_writeback(file.fileno(), number * chunk_bytes, len(chunk))
         os.fsync(file.fileno())

@@ -134,21 +134,16 @@ def _link(written: Path, path: Path) -> None:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Write over the first bytes of a file, which is made where there is none. Raises OSError.
+    """Write over a file, which is made where there is none, and leave nothing else in it. Raises
+    OSError.
 
     Most file systems need no room for it where the file is as long already. A reader may see a part
-    of it.
+    of it, or what was behind a shorter text.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0) as file:
         write_all(file.fileno(), data)
-
-
-def cut(path: Path, size_bytes: int) -> None:
-    """Leave the first bytes of a file, which needs no room. Raises OSError."""
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags), "wb", buffering=0) as file:
-        file.truncate(size_bytes)
+        file.truncate(len(data))
 
 
 def link_over(source: Path, path: Path) -> None:

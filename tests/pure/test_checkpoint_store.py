@@ -132,7 +132,7 @@ def test_another_writers_name_is_durable_once_it_is_found(tmp_path, monkeypatch)
     """That one stands still before it syncs the folder. Who relies on its record must do so."""
     store, synced = open_store(str(tmp_path)), []
     assert store.create("1/COMMIT.json", b"{}")
-    monkeypatch.setattr(local, "sync_folder", synced.append)
+    monkeypatch.setattr(local.files, "sync_folder", synced.append)
     assert not store.create("1/COMMIT.json", b"{}")
     assert synced == [tmp_path / "1", tmp_path]
 

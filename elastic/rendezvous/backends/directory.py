@@ -23,17 +23,7 @@ from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed, generation_of
-from elastic.system.files import (
-    FULL,
-    NoHardLinks,
-    NotRegularFile,
-    create_whole,
-    cut,
-    listing,
-    make_folders,
-    overwrite,
-    read_regular,
-)
+from elastic.system import files
 
 BEATS = "beats"
 KEPT_VERSIONS = 16
@@ -58,7 +48,7 @@ class DirectoryBackend:
             version = max(self._versions(), default=0)
             if self._newest[0] < version or not self._is_kept(version):
                 # The file can be missing only if 16 newer ones were written since the listing.
-                self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
+                self._newest = version, files.read_regular(self._state(version), VALUE_LIMIT_BYTES)
             return self._newest if self._newest[0] else None
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
@@ -79,35 +69,36 @@ class DirectoryBackend:
         with self._failures("write a heartbeat"):
             target, data = self._path / BEATS / _quoted(node_id), text.encode()
             try:
-                overwrite(target, data)
+                files.overwrite(target, data)
             except FileNotFoundError:
-                make_folders(target.parent)
-                overwrite(target, data)
-            cut(target, len(data))
+                files.make_folders(target.parent)
+                files.overwrite(target, data)
 
     def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         folder, found = self._path / BEATS, {}
         with self._failures("read heartbeats"):
-            names = [each.name for each in listing(folder)] if node_ids is None else map(_quoted, node_ids)
+            names = (
+                [each.name for each in files.listing(folder)] if node_ids is None else map(_quoted, node_ids)
+            )
             for name in names:
-                with contextlib.suppress(FileNotFoundError, NotRegularFile):
-                    data = read_regular(folder / name, _TEXT_LIMIT_BYTES)
+                with contextlib.suppress(FileNotFoundError, files.NotRegularFile):
+                    data = files.read_regular(folder / name, _TEXT_LIMIT_BYTES)
                     found[unquote(name)] = data.decode(errors="replace")
         return found
 
     def _prepare(self) -> None:
         probe = self._draft()
         try:
-            make_folders(self._path)
-            create_whole(probe, b"", fsync=False, draft=self._draft())
+            files.make_folders(self._path)
+            files.create_whole(probe, b"", fsync=False, draft=self._draft())
             self._remove_stale(probe.stat().st_mtime)
-        except NoHardLinks as error:
+        except files.NoHardLinks as error:
             raise UsageError(
                 f"the rendezvous folder should be on a file system with hard links, but {self._path} has none"
                 f" ({error.strerror}); choose another with --rdzv-endpoint or --run-dir, or meet elsewhere with --rdzv-backend"
             ) from error
         except OSError as error:
-            if error.errno not in FULL:  # a group that is there may find room, as below
+            if error.errno not in files.FULL:  # a group that is there may find room, as below
                 raise UsageError(
                     f"the rendezvous folder should be a folder that this user may write, but {self._path} is not"
                     f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
@@ -122,8 +113,8 @@ class DirectoryBackend:
         The node may only have slept. Then its next heartbeat creates the file again, and a state
         that it was about to link is just not set.
         """
-        drafts = [path for path in listing(self._path) if path.name.startswith(_DRAFT)]
-        for path in (*drafts, *listing(self._path / BEATS)):
+        drafts = [path for path in files.listing(self._path) if path.name.startswith(_DRAFT)]
+        for path in (*drafts, *files.listing(self._path / BEATS)):
             with contextlib.suppress(FileNotFoundError):
                 if _OWN.fullmatch(path.name) and now_s - path.lstat().st_mtime > STALE_AFTER_S:
                     path.unlink()
@@ -139,7 +130,7 @@ class DirectoryBackend:
         version, value = self._newest
         if version > listed:
             if listed:
-                there = read_regular(self._state(listed), VALUE_LIMIT_BYTES)
+                there = files.read_regular(self._state(listed), VALUE_LIMIT_BYTES)
                 if generation_of(there) > generation_of(value):
                     self._newest = 0, b""
                     return False
@@ -154,18 +145,18 @@ class DirectoryBackend:
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self._path)  # noqa: PTH208
         if not names:
-            make_folders(self._path)  # a person may have removed it under a live group
+            files.make_folders(self._path)  # a person may have removed it under a live group
         return [int(match[1]) for name in names if (match := _STATE.fullmatch(name))]
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
         while True:
             try:
-                return create_whole(target, value, fsync=True, draft=self._draft())
+                return files.create_whole(target, value, fsync=True, draft=self._draft())
             except FileNotFoundError:
                 return False
             except OSError as error:
-                if error.errno not in FULL or not self._remove_oldest():
+                if error.errno not in files.FULL or not self._remove_oldest():
                     raise
 
     def _remove_oldest(self) -> bool:
