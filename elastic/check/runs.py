@@ -71,11 +71,7 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     if not launch.resumes:
         shutil.rmtree(run_dir.local, ignore_errors=True)
     request = CheckRequest(
-        pid=os.getpid(),
-        trace=str(trace),
-        least_steps=steps,
-        seconds=seconds,
-        leave_at=launch.leave_at,
+        pid=os.getpid(), trace=str(trace), least_steps=steps, seconds=seconds, leave_at=launch.leave_at
     )
     # -P: files in the working directory are not imported, as they are not by `elastic-train`.
     command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", run_dir.url]

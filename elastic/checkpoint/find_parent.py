@@ -23,11 +23,7 @@ Reading = Callable[[Store, CommitRecord, Clock], None]
 
 
 def parent_of(
-    recorded: Identity | None,
-    origin: Origin | None,
-    run: RunDir,
-    clock: Clock,
-    report: Callable[[str], None],
+    recorded: Identity | None, origin: Origin | None, run: RunDir, clock: Clock, report: Callable[[str], None]
 ) -> Parent | None:
     """The parent of a run that is begun or resumed with `--from origin`, or without it.
 

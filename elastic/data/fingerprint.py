@@ -51,16 +51,14 @@ def _parts(thing: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[
         for key, item in thing.items():
             if type(key) is str and (_is_array(item) or _is_list(item)):
                 yield from _parts(item, f"{name}[{key!r}]", depth, seen)
-    elif depth < _DEPTH and id(thing) not in seen and (not depth or _is_dataset(thing, name)):
+    elif id(thing) in seen or depth >= _DEPTH:
+        return
+    elif not depth or isinstance(thing, Dataset) or name.endswith(".dataset"):
         seen.add(id(thing))
         # Its own attributes, without a `__getattr__` or property of its class.
         for attribute, value in list(getattr(thing, "__dict__", {}).items()):
             if "cache" not in attribute.lower():
                 yield from _parts(value, f"{name}.{attribute}", depth + 1, seen)
-
-
-def _is_dataset(thing: Any, name: str) -> bool:
-    return isinstance(thing, Dataset) or name.endswith(".dataset")
 
 
 def _is_list(value: Any) -> bool:

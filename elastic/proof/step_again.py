@@ -130,12 +130,7 @@ class StepAgain:
         self.collected.begin(step)
 
     def end(
-        self,
-        step: int,
-        state: FlatState,
-        logged: Mapping[str, Any],
-        loss: float,
-        variables: dict[str, str],
+        self, step: int, state: FlatState, logged: Mapping[str, Any], loss: float, variables: dict[str, str]
     ) -> ComputedStep:
         """The step that was collected, on every rank."""
         shown = {f"the log's {name}": evidence.SHOWN + repr(value) for name, value in logged.items()}

@@ -132,10 +132,6 @@ class Bucket:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
-    def check_sent(self) -> None:
-        """After the backward. Raises UsageError where it gave more after the bucket was sent."""
-        self.begin_shard(is_second=False)
-
     def pack(self, room: int = 0) -> dict[Block, Tensor]:
         """One vector of each block, and behind its gradients `room` numbers, which are 0."""
         found, self._used = {}, self.used
@@ -143,7 +139,7 @@ class Bucket:
             found[block] = flat = self.parameters[0].new_empty(self.length + room)
             flat[self.length :] = 0
             views = self.views(flat)
-            for view, gradient in zip(views, given, strict=True) if not are_all(given) else ():
+            for view, gradient in zip(views, given, strict=True) if not all(map(_is_there, given)) else ():
                 if gradient is None:
                     view.zero_()
             if any(map(_is_there, given)):
@@ -237,11 +233,6 @@ def groups(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         if sum(p.numel() * p.element_size() for p in group) >= BUCKET_BYTES:
             groups.append(open_by_kind.pop(kind))
     return groups + list(open_by_kind.values())
-
-
-def are_all(given: Given) -> bool:
-    """Whether each parameter has a gradient."""
-    return all(map(_is_there, given))
 
 
 def there(given: Given) -> list[Tensor]:

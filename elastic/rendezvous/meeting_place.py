@@ -118,12 +118,7 @@ class Watch:
     notify: Callable[[str], None]
     beats_of: Callable[[RunDir, Place], Beats] = beats_at
 
-    def take(
-        self,
-        ours: Place,
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> Place:
+    def take(self, ours: Place, *, check: Callable[[], None] = lambda: None) -> Place:
         """The place of the run directory from now on.
 
         check: raises UsageError where the directory has become another run's, as it may while this

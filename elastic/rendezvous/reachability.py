@@ -240,13 +240,7 @@ class PartitionDetector:
         return any(is_any_reachable or counter != NO_HEARTBEAT for counter in silent)
 
     def with_own_report(
-        self,
-        group: Group,
-        *,
-        alive: AbstractSet[str],
-        moving: AbstractSet[str],
-        now_s: float,
-        step: int = 0,
+        self, group: Group, *, alive: AbstractSet[str], moving: AbstractSet[str], now_s: float, step: int = 0
     ) -> Group:
         """The group with this node's report brought up to date; a member also closes a generation
         whose members stay partitioned for a while. moving: whose heartbeats arrive.

@@ -228,7 +228,8 @@ class Rendezvous:
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self.policy)
                 self._writer.set(version, formed)
             case GroupAction.ENTER:
-                return self._enter(group)
+                self._entered, self._closes, self._reason = group.generation, LOSES_NODE, ""
+                return Generation.of(group, self.me)
             case GroupAction.GIVE_UP:
                 raise RendezvousTimeout(decision.reason)
             case GroupAction.STOP:
@@ -418,10 +419,6 @@ class Rendezvous:
         return seen.partition_detector.with_own_report(
             group, alive=seen.alive, moving=seen.moving, now_s=seen.timing.now_s, step=step
         )
-
-    def _enter(self, group: Group) -> Generation:
-        self._entered, self._closes, self._reason = group.generation, LOSES_NODE, ""
-        return Generation.of(group, self.me)
 
     def _notify_once(self, reason: str) -> None:
         if reason != self._reason:

@@ -165,11 +165,11 @@ def read(image: bytearray | memoryview) -> tuple[dict[str, Tensor], Any]:
 
 
 def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name, of each tensor that shares all its memory with an earlier one: that one's name.
+    """By name, of each tensor that shares all its memory with one of an earlier name: that one's.
 
-    The same of tensors that were written and of those that were read, in the same order.
+    The same of tensors that were written and of those that were read.
     """
-    return _ties((name, _Form.of(tensor)) for name, tensor in tensors.items())
+    return _ties((name, _Form.of(tensor)) for name, tensor in sorted(tensors.items()))
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:

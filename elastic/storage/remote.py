@@ -9,7 +9,7 @@ never read as it was before this process wrote it, as far as the service keeps t
 listing may be older. Where a service ignores the create-only header, `create` may replace an
 object. The commit protocol stays correct, because attempts never share a payload.
 
-All URLs are opened here, and by `open_url` alone. fsspec is imported only for a URL: without it the
+All URLs are opened here, and by `Objects` alone. fsspec is imported only for a URL: without it the
 uploader of a local run, and every command that reads one, start nearly a tenth of a second sooner.
 """
 
@@ -69,23 +69,6 @@ def check_url(url: str) -> None:
             fsspec.get_filesystem_class(protocol)
 
 
-def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
-    """An fsspec file system of its own, and the path of `url` in it; no request is made yet.
-
-    call_limit_s: within it a call of the library must have room for a second try. Raises
-    UsageError.
-    """
-    import fsspec
-
-    with _explained(url):
-        # A shared or caching instance would go on listing what another process has deleted since,
-        # and would miss what it committed.
-        fs, root = fsspec.core.url_to_fs(
-            url, use_listings_cache=False, skip_instance_cache=True, **_options(url, call_limit_s)
-        )
-    return fs, root.rstrip("/")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """`changed`: seconds since 1970 by the service's clock, None where it does not tell."""
@@ -103,10 +86,19 @@ class Objects:
         """No request is made yet; limit_s None sets no limit to any. Raises UsageError for a URL
         that fsspec has no library for.
         """
+        import fsspec
+
         self.url = url.rstrip("/")
         self._limit_s = limit_s
         self._first_limit_s = None if limit_s is None else max(limit_s, first_limit_s)
-        self.fs, self.root = open_url(url, call_limit_s=limit_s)
+        with _explained(url):
+            # A shared or caching instance would go on listing what another process has deleted
+            # since, and would miss what it committed. Within `limit_s` a call of the library must
+            # have room for a second try.
+            self.fs, root = fsspec.core.url_to_fs(
+                url, use_listings_cache=False, skip_instance_cache=True, **_options(url, limit_s)
+            )
+        self.root = root.rstrip("/")
         self._has_answered = False
 
     def read(self, name: str) -> bytes | None:

@@ -54,7 +54,7 @@ class SharedCopies:
 
     def __init__(self, flat: FlatState, live: Mapping[str, Tensor]) -> None:
         self._flat = flat
-        self._first = ties(flat.tensors)
+        self._first = image.ties(flat.tensors)
         self._live = {self._first.get(name, name): tensor for name, tensor in live.items()}
         self._given: dict[tuple[Any, ...], Tensor] = {}
 
@@ -176,11 +176,6 @@ def _is_alone(tensor: Tensor) -> bool:
     return _references(tensor) == _ONE_REFERENCE + (tensor._base is not None)  # noqa: SLF001
 
 
-def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name, of each tensor that shares its memory: the first name of that memory."""
-    return image.ties(dict(sorted(tensors.items())))
-
-
 def contents(flat: FlatState, checksum: Evidence, objects: Mapping[str, Any]) -> Evidence:
     """What a load must give back, in a form that stays true when the tensors themselves change: a
     load of what was built writes into the very tensors that it loads from.
@@ -188,7 +183,7 @@ def contents(flat: FlatState, checksum: Evidence, objects: Mapping[str, Any]) ->
     # Schedules have an optimizer's learning rate, if it is a tensor, under several names until a
     # load makes copies.
     shares = {name for name, each in objects.items() if not isinstance(each, PLACES_TENSORS)}
-    tied = ties({name: each for name, each in flat.tensors.items() if name.split(".")[0] in shares})
+    tied = image.ties({name: each for name, each in flat.tensors.items() if name.split(".")[0] in shares})
     try:
         entries = dict(each for name, value in flat.document.items() for each in _leaves(name, value))
     except LOAD_ERRORS as error:

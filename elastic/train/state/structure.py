@@ -82,8 +82,7 @@ class Parts:
 
     def has_same_values(self) -> bool:
         """Whether the modules have the same parameters still."""
-        found = list(chain.from_iterable(map(dict.values, self.holders)))
-        return len(found) == len(self.values) and all(map(operator.is_, found, self.values))
+        return same(values_of(self.holders), self.values)
 
     def _now(self) -> list[Any]:
         """It is asked in every step, so that it makes few calls of Python."""
