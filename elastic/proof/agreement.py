@@ -236,13 +236,9 @@ class Agreement:
         undo()
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
+        found = state_evidence(self.flatten())
         self.comparison.raise_difference(
-            state_evidence(self.flatten()),
-            votes,
-            step=step,
-            agreed=self.step,
-            began=self._began,
-            known=self.known,
+            found, votes, step=step, agreed=self.step, began=self._began, known=self.known
         )
 
     def _agree(self, step: int, vote: int) -> None:

@@ -62,12 +62,9 @@ class Rehearsals:
             return False
         if self._every.kind == "steps":
             return step % int(self._every.value) == 0
+        trained_s = self._clock.wall() - self._began_s
         return is_due(
-            step,
-            epoch_end=self._epoch_end,
-            before=self._before,
-            cost_s=self._cost_s,
-            trained_s=self._clock.wall() - self._began_s,
+            step, epoch_end=self._epoch_end, before=self._before, cost_s=self._cost_s, trained_s=trained_s
         )
 
     def asked(self, step: int) -> None:

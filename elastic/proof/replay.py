@@ -69,15 +69,11 @@ class ReplayCheck:
         now, excuse = finite(line.loss), ""
         if self._log is not None:
             excuse = self._begun.excuse or no_determinism()
-            self._log.record(
-                ReplayDiffered(
-                    step=line.step,
-                    restored=self._begun.restored,
-                    loss_before=first.loss,
-                    loss_now=now,
-                    excuse=excuse,
-                )
+            restored, before = self._begun.restored, first.loss
+            event = ReplayDiffered(
+                step=line.step, restored=restored, loss_before=before, loss_now=now, excuse=excuse
             )
+            self._log.record(event)
         # Only now may another rank end: its agent kills those of its node that have not.
         excuse = groups.from_rank0(excuse)
         found = (

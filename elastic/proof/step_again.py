@@ -160,7 +160,7 @@ class StepAgain:
         """
         earlier, self.earlier = self.earlier, NOTHING
         all_found = [*earlier.found, found]
-        first = earlier.found[0]
+        first, step = earlier.found[0], found.step
         # A function may leave what it computed last in a variable.
         has_same_shards = not earlier.is_dealt_anew and first.world_size == found.world_size
         plain = [each.evidence for each in all_found]
@@ -172,7 +172,7 @@ class StepAgain:
             judged = Verdict.HIDDEN
         if judged is Verdict.UNCLEAR:
             if self.log is not None:
-                print(verdict.once_more(found.step, differences(*of_each)), flush=True)
+                print(verdict.once_more(step, differences(*of_each)), flush=True)
             # Only now may another rank end: its agent kills those of its node.
             self.groups.all_gather(0)
             raise SystemExit(EXIT_AGAIN)
@@ -182,18 +182,13 @@ class StepAgain:
         excuse = no_determinism() if judged is Verdict.RANDOM else ""
         excuse = "--accept says so" if self.accepts else excuse
         if self.log is not None:
-            self.log.record(
-                StepDiffered(
-                    step=found.step,
-                    entries=names[:20],
-                    verdict=judged.value,
-                    accepted=bool(excuse),
-                    recipe=self.recipe,
-                )
+            event = StepDiffered(
+                step=step, entries=names[:20], verdict=judged.value, accepted=bool(excuse), recipe=self.recipe
             )
+            self.log.record(event)
         if excuse:
             if self.log is not None:
-                print(verdict.accepted(found.step, names, excuse), flush=True)
+                print(verdict.accepted(step, names, excuse), flush=True)
             return self._alike(earlier, found, judged)
         self.groups.all_gather(0)  # only now may another rank end
         raise RecipeNotExact(verdict.differs(first, found, names, judged))

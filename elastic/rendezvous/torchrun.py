@@ -17,15 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # public by its documentation
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic import rendezvous as torch_rendezvous
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
@@ -47,7 +39,7 @@ STORE_TIMEOUT = timedelta(seconds=300)
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
 
 
-class ElasticRendezvous(RendezvousHandler):
+class ElasticRendezvous(torch_rendezvous.RendezvousHandler):
     def __init__(self, rendezvous: Rendezvous, sockets: StoreSockets, *, run_id: str) -> None:
         """`sockets.open` must be the `open_endpoint` of `rendezvous`."""
         self._rendezvous = rendezvous
@@ -66,7 +58,7 @@ class ElasticRendezvous(RendezvousHandler):
     def use_agent_store(self) -> bool:
         return True
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> torch_rendezvous.RendezvousInfo:
         """Close this node's generation if it is still open, and wait for the next.
 
         The node's workers must be stopped. Raises RendezvousClosedError once the run has ended,
@@ -86,7 +78,7 @@ class ElasticRendezvous(RendezvousHandler):
                 reason = str(error).partition("\n")[0]
                 with contextlib.suppress(BackendFailed):
                     self._rendezvous.close(NODE_LOST, step=0, counts=False)
-        raise RendezvousConnectionError(
+        raise torch_rendezvous.RendezvousConnectionError(
             f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not"
             f" ({reason}); is the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
         )
@@ -129,9 +121,9 @@ class ElasticRendezvous(RendezvousHandler):
         try:
             return self._rendezvous.join(lambda: False)
         except GroupEnded as error:
-            raise RendezvousClosedError(str(error)) from error
+            raise torch_rendezvous.RendezvousClosedError(str(error)) from error
         except RendezvousTimeout as error:
-            raise RendezvousTimeoutError(str(error)) from error
+            raise torch_rendezvous.RendezvousTimeoutError(str(error)) from error
 
     def _close_own(self) -> None:
         """Close the generation that this node's workers were in; torch's agent does not say why."""
@@ -162,12 +154,14 @@ class ElasticRendezvous(RendezvousHandler):
         store.set_timeout(STORE_TIMEOUT)
         return store
 
-    def _entered(self, generation: Generation, store: TCPStore) -> RendezvousInfo:
+    def _entered(self, generation: Generation, store: TCPStore) -> torch_rendezvous.RendezvousInfo:
         self.generation = generation
         self._store = PrefixStore(f"generation-{generation.number}", store)
         host, port = generation.endpoint.rsplit(":", 1)
-        where = RendezvousStoreInfo(host, int(port))
-        return RendezvousInfo(self._store, generation.rank_of_node, len(generation.members), where)
+        where = torch_rendezvous.RendezvousStoreInfo(host, int(port))
+        return torch_rendezvous.RendezvousInfo(
+            self._store, generation.rank_of_node, len(generation.members), where
+        )
 
     def _all_succeeded(self) -> bool:
         try:
@@ -178,12 +172,12 @@ class ElasticRendezvous(RendezvousHandler):
             return False
 
 
-def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
+def creator() -> Callable[[torch_rendezvous.RendezvousParameters], torch_rendezvous.RendezvousHandler]:
     """The entry point of `torchrun.handlers`."""
     return _from_torchrun
 
 
-def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
+def _from_torchrun(params: torch_rendezvous.RendezvousParameters) -> torch_rendezvous.RendezvousHandler:
     """`endpoint` is a folder that all nodes share; runs with different --rdzv-id do not meet in it.
 
     Takes last_call_timeout, join_timeout and keep_alive, in seconds, from --rdzv-conf.

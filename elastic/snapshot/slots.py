@@ -282,13 +282,8 @@ class SnapshotSlots:
                 info = SnapshotInfo.parse(text)
             except ValueError:
                 return None  # its memory was changed: as good as torn
-            return Snapshot(
-                slot=slot,
-                seq=seq,
-                size_bytes=size_bytes,
-                info=info,
-                is_agreed=self._word(slot, _AGREED) == seq,
-            )
+            is_agreed = self._word(slot, _AGREED) == seq
+            return Snapshot(slot=slot, seq=seq, size_bytes=size_bytes, info=info, is_agreed=is_agreed)
         return None
 
     def _header(self, slot: int) -> int:

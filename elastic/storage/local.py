@@ -10,15 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic.errors import StoreFailed
-from elastic.storage.store import (
-    CHUNK_BYTES,
-    OutsideStore,
-    Payload,
-    StoredObject,
-    StoreUnavailable,
-    as_store_failure,
-    read_range,
-)
+from elastic.storage import store
 from elastic.system import files
 
 MOST_LISTINGS = 10
@@ -28,22 +20,22 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def list(self) -> list[StoredObject]:
+    def list(self) -> list[store.StoredObject]:
         for _ in range(MOST_LISTINGS):
             # A folder that is removed during the listing makes way for another one, perhaps
             # unlisted: retention deletes a checkpoint because a newer one was committed.
             with _classified(f"listing {self._root}"), suppress(FileNotFoundError):
                 return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
-        raise StoreUnavailable(
+        raise store.StoreUnavailable(
             f"{self._root} changes while it is listed, {MOST_LISTINGS} times in a row; does another process delete files there?"
         )
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         path = self._root / name
         with _classified(f"reading {path}"), files.open_regular(path) as file:
-            yield from read_range(file, start, end, CHUNK_BYTES)
+            yield from store.read_range(file, start, end, store.CHUNK_BYTES)
 
-    def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
+    def write(self, name: str, payload: store.Payload, midway: Callable[[], None]) -> int:
         path = self._root / name
         with _classified(f"writing {path}"):
             files.make_folders(path.parent)
@@ -81,7 +73,7 @@ class LocalStore:
             if path.parent.exists():
                 files.sync_folder(path.parent)
 
-    def _entries(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
+    def _entries(self, folder: Path, prefix: str) -> Iterator[store.StoredObject]:
         try:
             found = list(os.scandir(folder))
         except FileNotFoundError:
@@ -98,13 +90,13 @@ class LocalStore:
             name = f"{prefix}{item.name}"
             # It may stand in the place of checkpoints, which must not look as if there were none.
             if item.is_symlink():
-                raise OutsideStore(
+                raise store.OutsideStore(
                     f"expected no link in {self._root}, found {item.path} to {Path(item.path).readlink()}; remove it, and put what it names in its place if it is wanted"
                 )
             if item.is_dir():
                 yield from self._entries(Path(item.path), f"{name}/")
             else:
-                yield StoredObject(name=name, size_bytes=item.stat().st_size)
+                yield store.StoredObject(name=name, size_bytes=item.stat().st_size)
 
     def _sync_folders(self, folder: Path) -> None:
         for each in (*self._folders_up(folder), self._root):
@@ -121,7 +113,7 @@ def _classified(doing: str) -> Iterator[None]:
     try:
         yield
     except files.NotRegularFile as error:
-        raise OutsideStore(f"{doing} failed: {error}; remove it") from error
+        raise store.OutsideStore(f"{doing} failed: {error}; remove it") from error
     except files.NoHardLinks as error:
         raise StoreFailed(
             f"{error.filename} cannot be created: its file system has no hard links ({error}); put the run directory elsewhere, or in an object store"
@@ -130,13 +122,13 @@ def _classified(doing: str) -> Iterator[None]:
         if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
             # Another writer's retention removed an empty folder between our mkdir and our open. The
             # next attempt makes it again.
-            raise StoreUnavailable(f"{doing} failed: {error}") from error
-        raise as_store_failure(doing, error) from error
+            raise store.StoreUnavailable(f"{doing} failed: {error}") from error
+        raise store.as_store_failure(doing, error) from error
 
 
-def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> None:
+def _write_new(path: Path, payload: store.Payload, midway: Callable[[], None]) -> None:
     # At least two chunks, so that a small payload has a middle as well.
-    chunk_bytes = min(CHUNK_BYTES, max(1, (payload.size_bytes + 1) // 2))
+    chunk_bytes = min(store.CHUNK_BYTES, max(1, (payload.size_bytes + 1) // 2))
     middle = -(-payload.size_bytes // chunk_bytes) // 2
     with path.open("xb", buffering=0) as file:
         for number, chunk in enumerate(payload.chunks(chunk_bytes)):

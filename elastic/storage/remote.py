@@ -24,16 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
+from elastic.storage import store
 from elastic.storage.local import LocalStore
-from elastic.storage.store import (
-    CHUNK_BYTES,
-    Payload,
-    Store,
-    StoredObject,
-    StoreRefused,
-    as_store_failure,
-    read_range,
-)
 from elastic.system.files import write_all
 
 FIRST_LIMIT_S = 60.0  # of the first call, which also finds credentials and builds a client
@@ -42,7 +34,7 @@ S3 = ("s3", "s3a")  # what a URL begins with
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> store.Store:
     """The store below a local path or an fsspec URL; nothing is created yet.
 
     Raises UsageError for a protocol that fsspec does not know, or whose library is not installed.
@@ -121,7 +113,7 @@ class Objects:
                 if isinstance(answer, bytes):
                     found[paths[path]] = answer
                 elif not isinstance(answer, FileNotFoundError):
-                    raise as_store_failure(f"reading {self.url}/{paths[path]}", answer) from answer
+                    raise store.as_store_failure(f"reading {self.url}/{paths[path]}", answer) from answer
         return found
 
     def create(self, name: str, data: bytes) -> bool:
@@ -198,13 +190,13 @@ class ObjectStore:
         self._objects = Objects(url, limit_s=None)
         self.create, self.delete = self._objects.create, self._objects.delete
 
-    def list(self) -> list[StoredObject]:
+    def list(self) -> list[store.StoredObject]:
         self._objects.fs.invalidate_cache()
         # `find` of some file systems leaves out what may not be read. A store that looked empty
         # would be taken for a new run; `ls` raises.
         self._objects.directly_below("")
         found = sorted(self._objects.listed("").items())
-        return [StoredObject(name=name, size_bytes=about.size_bytes) for name, about in found]
+        return [store.StoredObject(name=name, size_bytes=about.size_bytes) for name, about in found]
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes
@@ -213,9 +205,9 @@ class ObjectStore:
             classified(f"reading {self._objects.url}/{name}"),
             self._objects.fs.open(self._objects.path(name), "rb", cache_type="none") as file,
         ):
-            yield from read_range(file, start, end, 4 * CHUNK_BYTES)
+            yield from store.read_range(file, start, end, 4 * store.CHUNK_BYTES)
 
-    def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
+    def write(self, name: str, payload: store.Payload, midway: Callable[[], None]) -> int:
         midway()
         with classified(f"writing {self._objects.url}/{name}"):
             self._objects.fs.makedirs(self._objects.fs._parent(self._objects.path(name)), exist_ok=True)  # noqa: SLF001 - it has no public name
@@ -241,14 +233,14 @@ def classified(doing: str) -> Iterator[None]:
     # An unexpected error would end the uploader's thread, and its save would never have a result.
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
-            raise StoreRefused(
+            raise store.StoreRefused(
                 f"{doing} failed: {error}. Expected the bucket to exist: create it, or correct --run-dir"
             ) from error
-        raise as_store_failure(doing, error) from error
+        raise store.as_store_failure(doing, error) from error
 
 
 @contextmanager
-def _as_file(payload: Payload) -> Iterator[str]:
+def _as_file(payload: store.Payload) -> Iterator[str]:
     """A file in memory that holds the payload and nothing else: storage libraries upload whole
     files.
     """

@@ -21,7 +21,7 @@ from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, 
 from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
 from elastic.train.misuse import public
-from elastic.train.state import built, structure
+from elastic.train.state import built, load, structure
 from elastic.train.state.built import Structure
 from elastic.train.state.flat import (
     WITH_SETTINGS,
@@ -31,14 +31,6 @@ from elastic.train.state.flat import (
     encode_value,
     layer_versions,
     state_evidence,
-)
-from elastic.train.state.load import (
-    SharedCopies,
-    contents,
-    difference,
-    load_module,
-    load_stateful,
-    own_tensors,
 )
 
 
@@ -190,21 +182,21 @@ class State:
         there = Structure.read(flat, "built") if "built" in flat.about else None
         if self._built is not None and there is not None:
             built.check_order(there.groups, self._built.groups, "when the state was saved")
-        expected = contents(flat, checksum_of(flat), self.objects)
+        expected = load.contents(flat, checksum_of(flat), self.objects)
         for name, module in self._modules.items():
-            load_module(name, module, flat)
+            load.load_module(name, module, flat)
         if self._built is not None and there is not None:
             built.take_structure(self.objects, self._built, there, Structure.read(flat, "now"))
             self.ignored = built.changes(there.settings, self._built.settings)
-        of_modules = (own_tensors(name, module) for name, module in self._modules.items())
+        of_modules = (load.own_tensors(name, module) for name, module in self._modules.items())
         live = {entry: each for tensors in of_modules for entry, each in tensors.items()}
-        copies = SharedCopies(flat, live)
+        copies = load.SharedCopies(flat, live)
         for name, thing in self.objects.items():
             if not isinstance(thing, nn.Module):
-                load_stateful(name, thing, flat, copies)
+                load.load_stateful(name, thing, flat, copies)
         loaded = self.flatten()
         checksum = checksum_of(loaded)
-        if found := difference(expected, contents(loaded, checksum, self.objects)):
+        if found := load.difference(expected, load.contents(loaded, checksum, self.objects)):
             raise StateDoesNotFit(
                 f"load_state_dict does not bring it back; the first entry that differs is {found}"
             )

@@ -194,11 +194,7 @@ class StepParts:
             self._end_buffers(number, total, signs, after)
         mean = known[0] if known else tree.total(of_shards) / exchange.shards
         return StepOutcome(
-            loss=mean,
-            losses=(mean,),
-            requests=asks,
-            own_s=own_s,
-            shards=tuple(map(len, exchange.spans)),
+            loss=mean, losses=(mean,), requests=asks, own_s=own_s, shards=tuple(map(len, exchange.spans))
         )
 
     def _words(self, own: Sequence[Tensor], ballots: Sequence[int]) -> Tensor:
