@@ -19,7 +19,6 @@ from elastic.config import environment
 from elastic.config.options import OPTIONS_HELP, asks_for, parse, training_parser
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system import command_end, supervisor
-from elastic.system.command_end import open_closed_streams, print_if_read
 from elastic.system.leave_deadline import LeavePage
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
@@ -64,7 +63,7 @@ def command() -> NoReturn:
     down.
     """
     command_end.end_at_once()
-    open_closed_streams()
+    command_end.open_closed_streams()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader is gone, or the disk is full
@@ -80,10 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ElasticError as error:
-        print_if_read(f"elastic-train: {printable(str(error))}", file=sys.stderr)
+        command_end.print_if_read(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        print_if_read(command_end.SENTENCE, file=sys.stderr)
+        command_end.print_if_read(command_end.SENTENCE, file=sys.stderr)
         return command_end.code_of(error)
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
@@ -158,7 +157,7 @@ def _train(words: list[str], commands: Iterable[str]) -> int:
 
         command_end.raise_from_here()
         code = launch(options, spawner, monitors, page)
-    print_if_read(file=sys.stdout)  # a closed terminal does not change how the training ended
+    command_end.print_if_read(file=sys.stdout)  # a closed terminal does not change how the training ended
     return code
 
 

@@ -17,13 +17,11 @@ from pathlib import Path
 
 from elastic.check.plan import Launch
 from elastic.config import environment
-from elastic.config.environment import CheckRequest
 from elastic.config.options import CheckOptions
 from elastic.config.run_dir import RunDir
 from elastic.events import Stopped, WorkerFailed
 from elastic.observe import logged_event
 from elastic.observe.log import parse_lines, read_events
-from elastic.observe.logged_event import Events
 from elastic.proof.evidence import TraceLine
 from elastic.system import processes
 from elastic.system.clock import SystemClock
@@ -70,7 +68,7 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     trace.unlink(missing_ok=True)
     if not launch.resumes:
         shutil.rmtree(run_dir.local, ignore_errors=True)
-    request = CheckRequest(
+    request = environment.CheckRequest(
         pid=os.getpid(), trace=str(trace), least_steps=steps, seconds=seconds, leave_at=launch.leave_at
     )
     # -P: files in the working directory are not imported, as they are not by `elastic-train`.
@@ -110,7 +108,7 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     )
 
 
-def _why(events: Events, output: str) -> str:
+def _why(events: logged_event.Events, output: str) -> str:
     """The error of the worker that failed last; or the last words of a command that had none."""
     failed = logged_event.last(events, WorkerFailed)
     if failed is not None and failed.event.traceback.startswith("Traceback"):

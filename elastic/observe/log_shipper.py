@@ -20,7 +20,6 @@ from pathlib import Path
 from elastic.config.run_dir import RunDir
 from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
-from elastic.observe.step_line import StepLine
 from elastic.storage.remote import Objects
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
@@ -44,7 +43,7 @@ class MetricsShipper:
         self._file = GrowingFile(path)
         self._node = node
         self._objects = objects
-        self._waiting: list[StepLine] = []
+        self._waiting: list[step_line.StepLine] = []
         self._uploaded: dict[int, int] | None = None  # the last step of each generation
 
     def upload(self, *, others_upload: bool = False) -> None:
@@ -58,7 +57,7 @@ class MetricsShipper:
             return
         if self._uploaded is None or others_upload:
             self._uploaded = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
-        found: dict[int, list[StepLine]] = {}
+        found: dict[int, list[step_line.StepLine]] = {}
         for line in self._waiting:
             if line.step > self._uploaded.get(line.generation, 0):
                 found.setdefault(line.generation, []).append(line)

@@ -22,7 +22,6 @@ from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
 from elastic.observe.series import LoggedValues
 from elastic.observe.step_columns import NO_STEPS, StepBatch, columns_of, joined
-from elastic.observe.step_line import StepLine
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
 from elastic.system.growing_file import GrowingFile
@@ -47,7 +46,7 @@ class RunReader:
         """What came before does not count any more."""
         self._parts, self._num_unreadable = [NO_STEPS], 0
         self._logged = LoggedValues()
-        self._newest: StepLine | None = None
+        self._newest: step_line.StepLine | None = None
 
     def read(self) -> Record:
         """All up to now."""
@@ -112,7 +111,7 @@ def read_newest(run: RunDir) -> Record:
 
 def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
     """The steps of whole lines."""
-    lines: list[StepLine] = []
+    lines: list[step_line.StepLine] = []
     texts = [line for line in text.split(b"\n") if line.strip()]
     for each in texts:
         try:
@@ -124,7 +123,7 @@ def _batch_of(text: bytes, *, with_values: bool) -> StepBatch:
 
 
 _JSON = msgspec.json.Decoder(dict[str, Any])
-_OWN = msgspec.json.Decoder(StepLine)  # four times as fast, and without what the recipe logged
+_OWN = msgspec.json.Decoder(step_line.StepLine)  # four times as fast, and without what the recipe logged
 
 
 def _age_s(run: RunDir, lines: Path) -> float:

@@ -14,10 +14,8 @@ from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.failure_detector import FailureDetector
 from elastic.rendezvous.group import Group, Node, SharedSettings
 from elastic.rendezvous.heartbeat import Heartbeat, counter_of
-from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import ring
 from elastic.rendezvous.reachability import PartitionDetector
-from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock
 
 # A node that watches all N reads heartbeats every N times this: a small group sees at once that a
@@ -48,7 +46,7 @@ class GroupObserver:
 
     backend: Backend
     me: Node
-    policy: GroupPolicy
+    policy: membership.GroupPolicy
     settings: SharedSettings
     heartbeat: Heartbeat
     clock: Clock
@@ -56,7 +54,7 @@ class GroupObserver:
     has_begun: bool
     partition_detector: PartitionDetector | None
     dead: frozenset[str] = frozenset()
-    timing: Timing = field(init=False)
+    timing: transitions.Timing = field(init=False)
     _beats_due_s: float = float("-inf")
     _watches_all_until_s: float = float("-inf")
 
@@ -104,7 +102,7 @@ class GroupObserver:
     def begin_wait(self) -> None:
         """From now on the time in a group that cannot form counts."""
         now_s = self.clock.monotonic()
-        self.timing = Timing(now_s=now_s, closed_since_s=now_s, enough_since_s=now_s)
+        self.timing = transitions.Timing(now_s=now_s, closed_since_s=now_s, enough_since_s=now_s)
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:

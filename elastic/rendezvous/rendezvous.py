@@ -28,8 +28,6 @@ from elastic.rendezvous.group import (
 )
 from elastic.rendezvous.group_writer import GroupWriter, Verb
 from elastic.rendezvous.heartbeat import Heartbeat
-from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.reachability import PartitionDetector, ProbeExchange, Probes
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
@@ -114,7 +112,7 @@ class Rendezvous:
 
     backend: Backend
     me: Node
-    policy: GroupPolicy
+    policy: membership.GroupPolicy
     keep_alive_s: float
     clock: Clock
     open_endpoint: Callable[[], str]
@@ -133,7 +131,7 @@ class Rendezvous:
         )
         detector = None if self.probes is None else PartitionDetector(self.probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(self.backend, me.id, keep_alive_s=keep_alive_s, notify=self.notify)
-        self._observer = GroupObserver(
+        self._observer = observer.GroupObserver(
             backend=self.backend,
             me=me,
             policy=policy,

@@ -12,16 +12,12 @@ from typing import Any
 from rich.console import RenderableType
 
 from elastic.checkpoint import catalog
-from elastic.checkpoint.catalog import Damage
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe.reader import RunReader
-from elastic.report import tables
+from elastic.report import figures, html_page, page, tables
 from elastic.report.diff import ComparedRun, Difference, StepChains, compare
-from elastic.report.figures import report_json, status_json
-from elastic.report.html_page import write_page
-from elastic.report.page import page_of, page_of_two
 from elastic.report.views import CALL_LIMIT_S, check_exists, identity_of, nothing_at, readable, view_now
 from elastic.storage.remote import Objects, open_store
 from elastic.storage.store import read_small
@@ -41,16 +37,16 @@ def report(url: str, *, as_json: bool, html: str | None) -> int:
     with readable(RunDir.parse(url)) as run:
         view = view_now(run, curves=html is not None)
     if html is not None:
-        print(write_page(page_of(run.url, view), html))
+        print(html_page.write_page(page.page_of(run.url, view), html))
     else:
-        _print(report_json(view), tables.report_tables(run.url, view), as_json=as_json)
+        _print(figures.report_json(view), tables.report_tables(run.url, view), as_json=as_json)
     return EXIT_COMPLETE
 
 
 def status(url: str, *, as_json: bool) -> int:
     with readable(RunDir.parse(url)) as run:
         view = view_now(run, newest=True)
-    _print(status_json(view), tables.status_tables(run.url, view), as_json=as_json)
+    _print(figures.status_json(view), tables.status_tables(run.url, view), as_json=as_json)
     return EXIT_COMPLETE
 
 
@@ -58,8 +54,9 @@ def diff(a: str, b: str, *, as_json: bool, html: str | None) -> int:
     with readable(RunDir.parse(a)) as run_a, readable(RunDir.parse(b)) as run_b:
         found = compare_runs(run_a, run_b)
         if html is not None:
-            pages = [page_of(run.url, view_now(run, curves=True)) for run in (run_a, run_b)]
-            print(f"{printable(found.reason)}\n{write_page(page_of_two(found, *pages), html)}")
+            pages = [page.page_of(run.url, view_now(run, curves=True)) for run in (run_a, run_b)]
+            said = html_page.write_page(page.page_of_two(found, *pages), html)
+            print(f"{printable(found.reason)}\n{said}")
         else:
             _print(found, tables.cell(found.text()), as_json=as_json)
     return EXIT_COMPLETE if found.same else EXIT_FAILED
@@ -98,7 +95,7 @@ class Verification:
     """
 
     committed: list[int]
-    damage: list[Damage]
+    damage: list[catalog.Damage]
 
     def text(self, name: str) -> str:
         if self.damage:

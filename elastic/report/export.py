@@ -18,7 +18,6 @@ from elastic.checkpoint.record import CommitRecord
 from elastic.config.identity import Origin
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
-from elastic.snapshot.safetensors_header import Header
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.files import new_file
@@ -123,7 +122,7 @@ def _is_taken(path: Path) -> str:
     return f"expected a new file, found that {path} exists; take another name, or replace it with --overwrite"
 
 
-def _layers(header: Header, entry: str) -> dict[str, dict[str, object]]:
+def _layers(header: safetensors_header.Header, entry: str) -> dict[str, dict[str, object]]:
     """The versions of a module's layers, or of a part of it, by layer; empty for anything else."""
     layers = header.document.get("about", {}).get("layers", {})
     thing, _, part = entry.partition(".")

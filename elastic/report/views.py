@@ -19,17 +19,14 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from elastic.config import identity
-from elastic.config.identity import NAME, Identity, Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import Event, Restored
 from elastic.observe import logged_event, step_line, upload_parts
 from elastic.observe.log import parse_lines
-from elastic.observe.logged_event import LoggedEvent, of_kind
 from elastic.observe.reader import RunReader, read_newest, read_run
 from elastic.observe.run_view import RunView, view_of
 from elastic.observe.series import MOST_POINTS
-from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.directory import BEATS
 from elastic.storage.remote import Objects
 from elastic.storage.store import SMALL_LIMIT_BYTES
@@ -113,12 +110,12 @@ def _changed_s(path: Path) -> float | None:
     return None
 
 
-def _parent_of(run: RunDir) -> Parent | None:
+def _parent_of(run: RunDir) -> identity.Parent | None:
     """The run that this one began from. Raises UsageError, OSError."""
     return found.parent if (found := identity_of(run)) else None
 
 
-def identity_of(run: RunDir) -> Identity | None:
+def identity_of(run: RunDir) -> identity.Identity | None:
     with suppress(FileNotFoundError), open_regular(run.local / identity.NAME, follow=True) as file:
         remedy = "elastic-train --version says which version this is"
         return identity.parse(file.read(SMALL_LIMIT_BYTES + 1), remedy=remedy)
@@ -127,7 +124,7 @@ def identity_of(run: RunDir) -> Identity | None:
 
 def check_exists(run: RunDir) -> None:
     """Raises UsageError for a folder that has nothing of a run; of a URL nothing is known yet."""
-    parts = run.local / NAME, run.events, run.rendezvous, run.local / "checkpoints"
+    parts = run.local / identity.NAME, run.events, run.rendezvous, run.local / "checkpoints"
     if not run.is_remote and not any(part.exists() for part in parts):
         raise UsageError(
             f"expected a run directory, found no run in {run.local}; give what --run-dir named when it began"
@@ -162,19 +159,19 @@ def _download(objects: Objects, run: RunDir) -> None:
     # that says what its generation restored is found as well; without it the step could not be
     # placed.
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
-    identity = objects.read(NAME)
-    if not events_parts and identity is None:
+    run_json = objects.read(identity.NAME)
+    if not events_parts and run_json is None:
         raise nothing_at(objects)
     texts = [*_lines(objects, metrics_parts)]
     lines = [*parse_lines(texts, step_line.parse)]
     events = logged_event.in_order(parse_lines(_lines(objects, events_parts), logged_event.parse))
-    restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
+    restored = {each.generation: each.event.step for each in logged_event.of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
     run.events.mkdir(parents=True)
     changed = [each.changed for each in (*metrics_parts.values(), *events_parts.values())]
     changed_s = max((each for each in changed if each is not None), default=0.0)
-    if identity is not None:
-        (run.local / NAME).write_bytes(identity)
+    if run_json is not None:
+        (run.local / identity.NAME).write_bytes(run_json)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     # What cannot be read is counted as in a folder.
     _write(run.metrics, kept, before="{}\n" * (len(texts) - len(lines)))
@@ -188,5 +185,7 @@ def _lines(objects: Objects, parts: Iterable[str]) -> Iterator[bytes]:
     return (line for name in sorted(data) for line in data[name].splitlines())
 
 
-def _write(path: Path, lines: Sequence[StepLine | LoggedEvent[Event]], before: str = "") -> None:
+def _write(
+    path: Path, lines: Sequence[step_line.StepLine | logged_event.LoggedEvent[Event]], before: str = ""
+) -> None:
     path.write_text(before + "".join(json.dumps(line.to_json()) + "\n" for line in lines))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from elastic.snapshot import checksum, image
-from elastic.snapshot.image import Layout
 
 
 class HostCopy:
@@ -31,7 +30,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._checksum = ""
 
-    def start(self, layout: Layout, body: memoryview) -> None:
+    def start(self, layout: image.Layout, body: memoryview) -> None:
         self._checksum = image.copy_into(layout, body)
 
     def before_forward(self) -> None:
@@ -62,7 +61,7 @@ class DeviceCopy:
         self._pinned: dict[int, Tensor] = {}
         self._image = memoryview(b"")
 
-    def start(self, layout: Layout, body: memoryview) -> None:
+    def start(self, layout: image.Layout, body: memoryview) -> None:
         """Copy the tensors of a layout into a slot's body."""
         target, self._image = self._pin(body), body[: layout.size_bytes]
         target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)

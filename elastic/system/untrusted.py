@@ -14,7 +14,6 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
-from msgspec import Meta
 
 T = TypeVar("T")
 
@@ -30,17 +29,17 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
-def bounds(*, lowest: int, below: int) -> Meta:
-    return Meta(ge=lowest, lt=below)
+def bounds(*, lowest: int, below: int) -> msgspec.Meta:
+    return msgspec.Meta(ge=lowest, lt=below)
 
 
-def exactly(value: int) -> Meta:
-    return Meta(ge=value, le=value)
+def exactly(value: int) -> msgspec.Meta:
+    return msgspec.Meta(ge=value, le=value)
 
 
-def pattern(expression: str, words: str) -> Meta:
+def pattern(expression: str, words: str) -> msgspec.Meta:
     """The whole text must match; `words` say what it is."""
-    return Meta(pattern=rf"\A(?:{expression})\Z", description=words)
+    return msgspec.Meta(pattern=rf"\A(?:{expression})\Z", description=words)
 
 
 Count = Annotated[int, bounds(lowest=0, below=10**12)]

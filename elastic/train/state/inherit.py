@@ -31,7 +31,6 @@ from torch.utils._pytree import tree_map
 
 from elastic.checkpoint.find_parent import record_of
 from elastic.config import identity
-from elastic.config.identity import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StoreFailed, UsageError
 from elastic.snapshot import image
@@ -48,7 +47,7 @@ STORAGE_PATIENCE_S = 60.0
 MOST_NAMED = 4  # misfits in one sentence
 
 
-def inherit(parts: LoopParts, parent: Parent) -> None:
+def inherit(parts: LoopParts, parent: identity.Parent) -> None:
     """Give the objects the parent's state, on every rank.
 
     Raises UsageError on every rank where an entry does not fit, and on rank 0 where the parent's
@@ -83,7 +82,7 @@ def inherit(parts: LoopParts, parent: Parent) -> None:
             print(f"  {note}")
 
 
-def _read(parent: Parent, clock: Clock) -> Copy:
+def _read(parent: identity.Parent, clock: Clock) -> Copy:
     store = open_store(RunDir.parse(parent.url).checkpoints_url)
     deadline = clock.monotonic() + STORAGE_PATIENCE_S
     try:

@@ -23,7 +23,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot import image
-from elastic.snapshot.image import dense_strides
 from elastic.train.state import structure
 from elastic.train.state.flat import (
     PLACES_TENSORS,
@@ -168,7 +167,7 @@ def _put_back(held: Mapping[str, Tensor], flat: FlatState, *, has_own_dtypes: bo
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:
     """None where they are row-major."""
-    return dense_strides(tensor.shape, tensor.stride())
+    return image.dense_strides(tensor.shape, tensor.stride())
 
 
 def _is_alone(tensor: Tensor) -> bool:

@@ -32,7 +32,6 @@ from elastic.errors import CheckpointDamaged, ElasticError, StateDoesNotFit, Sto
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.observe import step_line
 from elastic.observe.log import parse_lines
-from elastic.observe.step_line import StepLine
 from elastic.proof.evidence import NOTHING, Earlier, Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
@@ -70,7 +69,7 @@ class ResumePoint:
     step: int
     chain: str
     source: str
-    line: StepLine | None = None
+    line: step_line.StepLine | None = None
     data: DataRecord | None = None
     divergence: Divergence | None = None
     digest: str = ""

@@ -15,7 +15,6 @@ from elastic.checkpoint.record import SAVE_S
 from elastic.divergence import vote_of
 from elastic.snapshot import image
 from elastic.snapshot.copy_to_slot import SlotCopy
-from elastic.snapshot.image import Layout
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
@@ -86,7 +85,7 @@ class PublishedSnapshot:
     cost_s: float
 
 
-def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
+def layout_of(state: FlatState, info: SnapshotInfo) -> image.Layout:
     """The image of a state that is the same on every rank. Raises StateNotSavable."""
     document = state.to_json() | {"step": info.step, "chain": info.chain, "data": info.data}
     return image.layout(state.tensors, document)

@@ -22,7 +22,6 @@ from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
 from elastic.train.misuse import public
 from elastic.train.state import built, load, structure
-from elastic.train.state.built import Structure
 from elastic.train.state.flat import (
     WITH_SETTINGS,
     FlatState,
@@ -64,7 +63,7 @@ class State:
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
-        self._built: Structure | None = None  # None until the loop begins
+        self._built: built.Structure | None = None  # None until the loop begins
         self._shapes: dict[str, tuple[int, ...]] = {}  # of modules' tensors, where the loop began
         # Whether none of the objects may hold others, so that no walk has to look for them.
         self._are_alone = all(isinstance(each, (nn.Module, *WITH_SETTINGS)) for each in objects.values())
@@ -179,14 +178,14 @@ class State:
         if flat.document.keys() != self.objects.keys():
             saved, ours = (", ".join(sorted(names)) for names in (flat.document, self.objects))
             raise StateDoesNotFit(f"it has the entries {saved}, and the recipe's State has {ours}")
-        there = Structure.read(flat, "built") if "built" in flat.about else None
+        there = built.Structure.read(flat, "built") if "built" in flat.about else None
         if self._built is not None and there is not None:
             built.check_order(there.groups, self._built.groups, "when the state was saved")
         expected = load.contents(flat, checksum_of(flat), self.objects)
         for name, module in self._modules.items():
             load.load_module(name, module, flat)
         if self._built is not None and there is not None:
-            built.take_structure(self.objects, self._built, there, Structure.read(flat, "now"))
+            built.take_structure(self.objects, self._built, there, built.Structure.read(flat, "now"))
             self.ignored = built.changes(there.settings, self._built.settings)
         of_modules = (load.own_tensors(name, module) for name, module in self._modules.items())
         live = {entry: each for tensors in of_modules for entry, each in tensors.items()}
