@@ -20,8 +20,7 @@ from elastic.config import environment
 from elastic.config.options import CheckOptions
 from elastic.config.run_dir import RunDir
 from elastic.events import Stopped, WorkerFailed
-from elastic.observe import logged_event
-from elastic.observe.log import parse_lines, read_events
+from elastic.observe import log, logged_event
 from elastic.proof.evidence import TraceLine
 from elastic.system import processes
 from elastic.system.clock import SystemClock
@@ -96,13 +95,13 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
         ).returncode
     text = printed.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
     data = trace.read_bytes() if trace.exists() else b""
-    events = read_events(run_dir.events)
+    events = log.read_events(run_dir.events)
     stopped = logged_event.last(events, Stopped)
     return Ended(
         code=code,
         # A launch that did not end was not ended by a worker that the check had killed.
         words=_why([] if code is None else events, text),
-        lines=list(parse_lines(data.splitlines(), partial(decode, TraceLine, what="a line of a trace"))),
+        lines=list(log.parse_lines(data.splitlines(), partial(decode, TraceLine, what="a line of a trace"))),
         seconds=_CLOCK.monotonic() - began_s,
         stopped=None if stopped is None else stopped.event.reason,
     )

@@ -18,8 +18,7 @@ from math import inf
 from pathlib import Path
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import step_line, upload_parts
-from elastic.observe.log import parse_lines
+from elastic.observe import log, step_line, upload_parts
 from elastic.storage.remote import Objects
 from elastic.system.clock import SystemClock
 from elastic.system.files import listing
@@ -52,7 +51,7 @@ class MetricsShipper:
         others_upload: another process uploads lines of the same file, so the store is listed again.
         """
         with suppress(OSError):  # what cannot be read now is left for the next call
-            self._waiting.extend(parse_lines(self._file.lines_to_end(), step_line.parse))
+            self._waiting.extend(log.parse_lines(self._file.lines_to_end(), step_line.parse))
         if not self._waiting:
             return
         if self._uploaded is None or others_upload:

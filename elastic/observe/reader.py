@@ -16,11 +16,9 @@ from typing import Any
 import msgspec
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics, step_line
+from elastic.observe import logged_event, metrics, series, step_line
 from elastic.observe.log import parse_lines, read_events
-from elastic.observe.logged_event import Events
 from elastic.observe.run_view import Record
-from elastic.observe.series import LoggedValues
 from elastic.observe.step_columns import NO_STEPS, StepBatch, columns_of, joined
 from elastic.system.clock import file_time_s
 from elastic.system.files import listing
@@ -38,14 +36,14 @@ class RunReader:
         self._run, self._points, self.has_curves = run, points, points > 0
         self._path = run.metrics_of(node) if node else run.metrics
         self._with_values = with_values or self.has_curves
-        self._events: Events = []
+        self._events: logged_event.Events = []
         self._file = GrowingFile(self._path)  # of the newest metrics
         self._begin()
 
     def _begin(self) -> None:
         """What came before does not count any more."""
         self._parts, self._num_unreadable = [NO_STEPS], 0
-        self._logged = LoggedValues()
+        self._logged = series.LoggedValues()
         self._newest: step_line.StepLine | None = None
 
     def read(self) -> Record:
@@ -63,7 +61,7 @@ class RunReader:
             curves=self._logged.curves(self._parts[0], self._points) if self.has_curves else None,
         )
 
-    def read_events(self) -> Events:
+    def read_events(self) -> logged_event.Events:
         """All of them; before the steps."""
         self._events = read_events(self._run.events)
         return self._events

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
-from elastic.storage import store
-from elastic.storage.local import LocalStore
+from elastic.storage import local, store
 from elastic.system.files import write_all
 
 FIRST_LIMIT_S = 60.0  # of the first call, which also finds credentials and builds a client
@@ -41,9 +40,9 @@ def open_store(url: str) -> store.Store:
     """
     protocol, separator, path = url.partition("://")
     if not separator:
-        return LocalStore(Path(url).absolute())
+        return local.LocalStore(Path(url).absolute())
     if protocol in {"file", "local"}:
-        return LocalStore(Path(path).absolute())
+        return local.LocalStore(Path(path).absolute())
     return ObjectStore(url)
 
 
