@@ -183,6 +183,8 @@ def clean(words: _Words) -> int:
     from elastic.report.clean import Leftover, clean
 
     def agrees(files: Sequence[Leftover]) -> bool:
+        if words.yes or words.json:
+            return bool(words.yes)
         for each in files:
             print(printable(f"{each.size_bytes:>14,} bytes  {each.name}  ({each.what})"))
         total = sum(each.size_bytes for each in files)
@@ -194,11 +196,7 @@ def clean(words: _Words) -> int:
             "expected a terminal to ask on, found none; give --yes, or --json for the list alone"
         )
     with _looking():
-        found = clean(
-            RunDir.parse(words.run),
-            SystemClock(),
-            agrees=(lambda _files: words.yes) if words.yes or words.json else agrees,
-        )
+        found = clean(RunDir.parse(words.run), SystemClock(), agrees=agrees)
     if words.json:
         print(json.dumps(asdict(found), indent=2))
     elif not found.files:

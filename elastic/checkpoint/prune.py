@@ -54,11 +54,7 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
     counting = may_count(whole, step=step, generation=generation, resumed_from=resumed_from)
     oldest_kept = min(sorted(counting)[-keep:], default=0)
 
-    found = [
-        (each, entry.name)
-        for entry in entries
-        if (each := parse_name(entry.name)) is not None and each.step < oldest_kept
-    ]
+    found = [(at, each.name) for each in entries if (at := parse_name(each.name)) and at.step < oldest_kept]
     deleted, committed = {each.folder for each in ours}, {each.folder for each in records}
     # Of each step the records come first: a crash then leaves a payload without a record, which is
     # not a checkpoint. In the other order it would leave a checkpoint that does not load.

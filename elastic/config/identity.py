@@ -48,11 +48,8 @@ class Origin:
                 " a folder that has @ or : in its own name gets a / behind it"
             )
         run, step, entries = found.groups()
-        return Origin(
-            run=run,
-            step=None if step is None else int(step),
-            entries=tuple(sorted(set(entries.split(",")))) if entries else (),
-        )
+        names = tuple(sorted(set(entries.split(",")))) if entries else ()
+        return Origin(run=run, step=None if step is None else int(step), entries=names)
 
     @property
     def run_dir(self) -> RunDir:

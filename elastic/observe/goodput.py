@@ -80,8 +80,5 @@ def time_spent(generations: Sequence[Generation]) -> TimeSpent | None:
         for kind, seconds in lost_s:
             badput_s[kind] += max(0.0, seconds)
     badput_s[REHEARSAL] = 0.0  # for a comparison, which is no lost time
-    return TimeSpent(
-        useful_s=useful_s,
-        badput_s={kind: seconds for kind, seconds in badput_s.items() if seconds > 0},
-        paused_s=paused_s,
-    )
+    lost = {kind: seconds for kind, seconds in badput_s.items() if seconds > 0}
+    return TimeSpent(useful_s=useful_s, badput_s=lost, paused_s=paused_s)

@@ -102,13 +102,9 @@ def thinned(name: str, at: Ints, values: Floats, most: int) -> Series:
         for own in parts:
             kept |= {own[highest[own].argmax()], own[lowest[own].argmin()], own[is_gap[own].argmax()]}
         places = np.array(sorted(kept))
+    found = (float(f"{value:.{_DIGITS}g}") for value in values[places].tolist())
+    shown = [None if math.isnan(each) else each for each in found]
+    first_gap = int(gaps[0]) if len(gaps) else None
     return Series(
-        name=name,
-        at=at[places].tolist(),
-        values=[
-            None if math.isnan(value) else float(f"{value:.{_DIGITS}g}") for value in values[places].tolist()
-        ],
-        bucket=bucket,
-        gaps=len(gaps),
-        first_gap=int(gaps[0]) if len(gaps) else None,
+        name=name, at=at[places].tolist(), values=shown, bucket=bucket, gaps=len(gaps), first_gap=first_gap
     )

@@ -86,12 +86,10 @@ def with_losses(events: Sequence[LoggedEvent[Event]], lost: Mapping[int, int]) -
     generation that did a step again to compare it has lost none.
     """
     compared = {each.generation for each in events if isinstance(each.event, _COMPARED)}
-    return [
-        replace(
-            each,
-            event=replace(each.event, lost_steps=max(each.event.lost_steps, lost.get(each.generation, 0))),
-        )
-        if isinstance(each.event, Restored) and each.generation not in compared
-        else each
-        for each in events
-    ]
+    found = []
+    for each in events:
+        event = each.event
+        if isinstance(event, Restored) and each.generation not in compared:
+            event = replace(event, lost_steps=max(event.lost_steps, lost.get(each.generation, 0)))
+        found.append(replace(each, event=event))
+    return found

@@ -227,11 +227,8 @@ def texts_of(variables: Mapping[str, Any], state: State, dataset: object) -> dic
     """What these reach, and the plain attributes of the State's modules and the dataset."""
     modules = structure.submodules(state.modules)
     held = {id(each) for each in (*state.objects.values(), *modules, dataset)}
-    held |= {
-        id(each)
-        for module in modules
-        for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    }
+    for module in modules:
+        held |= set(map(id, (*module.parameters(recurse=False), *module.buffers(recurse=False))))
     collector = Collector(tensor_checksum, thread_cpu_s, held)
     for name, value in variables.items():
         collector.add(name, value)

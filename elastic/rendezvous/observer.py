@@ -125,12 +125,12 @@ class GroupObserver:
                 pause_s = min(pause_s, len(others) * BEATS_READ_S_PER_NODE)
             self._beats_due_s = now_s + pause_s
             shown = self.backend.shown(watched)
+            counters = {name: counter_of(shown.get(name, "")) for name in watched}
+            detector = replace(self._failure_detector, keep_alive_s=keep_alive_s)
             # If this node cannot send heartbeats (the disk that they share is full), the others
             # most likely cannot either, and their silence must not count.
-            self._failure_detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(
-                {name: counter_of(shown.get(name, "")) for name in watched},
-                now_s=now_s,
-                counts=not self.heartbeat.problem,
+            self._failure_detector = detector.observe(
+                counters, now_s=now_s, counts=not self.heartbeat.problem
             )
         self.dead = watched - self._failure_detector.alive
         self.alive = (others | {self.me.id}) - self.dead

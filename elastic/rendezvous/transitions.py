@@ -168,7 +168,10 @@ def _who_is_missing(
 def _pause(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> str:
     """Why the next generation waits, although all nodes are here; empty if it does not."""
     number = group.generation + 1
-    if _is_last_call(group, nodes, timing=timing, policy=policy):
+    is_last_call = not membership.continues(group, nodes) and len(nodes) < policy.max_nodes
+    # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
+    # two clocks are compared, and when this node dies the next one starts its own count.
+    if is_last_call and timing.now_s - timing.enough_since_s < policy.last_call_s:
         return f"generation {number} waits {policy.last_call_s:g} s for stragglers"
     if (pause_s := restart_pause_s(group)) > timing.now_s - timing.closed_since_s:
         return f"generation {number} waits {pause_s:g} s, since {group.restarts} restarts in a row brought no step"
@@ -191,21 +194,12 @@ def update_timing(
 ) -> Timing:
     """`last` after one more poll; a condition must hold at every poll for its time to go on."""
     is_closed = not group.open and group.ended is None
-    nodes = membership.next_members(group, alive=alive, policy=policy)
-    is_enough = len(nodes) >= policy.min_nodes
+    is_enough = len(membership.next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
     return Timing(
         now_s=now_s,
         closed_since_s=last.closed_since_s if is_closed else now_s,
         enough_since_s=last.enough_since_s if is_enough else now_s,
     )
-
-
-def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> bool:
-    if membership.continues(group, nodes) or len(nodes) >= policy.max_nodes:
-        return False
-    # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
-    # two clocks are compared, and when this node dies the next one starts its own count.
-    return timing.now_s - timing.enough_since_s < policy.last_call_s
 
 
 def join(group: Group, node: Node) -> Group:
@@ -283,12 +277,9 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
         number = group.generation
         group = close(group, generation=number, cause=NODE_LOST, step=step, counts=False, failure=None)
     members = group.members if group.open else tuple(n for n in group.members if n.id in alive)
-    return replace(
-        group,
-        members=members,
-        waiting=tuple(node for node in group.waiting if node.id in alive),
-        reports=tuple(report for report in group.reports if report.node in alive),
-    )
+    waiting = tuple(node for node in group.waiting if node.id in alive)
+    reports = tuple(report for report in group.reports if report.node in alive)
+    return replace(group, members=members, waiting=waiting, reports=reports)
 
 
 def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) -> Group:
@@ -327,9 +318,8 @@ def withdraw(group: Group, node_id: str, *, alive: AbstractSet[str], is_shared: 
 def leave(group: Group, node_id: str) -> Group:
     """Remove `node_id` for good. An open generation that it is in is closed."""
     if node_id in group.member_ids:
-        number = group.generation
+        number, members = group.generation, tuple(node for node in group.members if node.id != node_id)
         closed = close(group, generation=number, cause=NODE_LEFT, step=0, counts=False, failure=None)
-        members = tuple(node for node in closed.members if node.id != node_id)
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:
         group = replace(group, waiting=tuple(node for node in group.waiting if node.id != node_id))
@@ -376,9 +366,7 @@ def reopen(group: Group, *, is_new: bool = False) -> Group:
     """
     if group.ended is None or (group.ended.exit_code == EXIT_COMPLETE and not is_new):
         return group
-    if is_new:
-        return reset(group)
-    return _resumed(group)
+    return reset(group) if is_new else _resumed(group)
 
 
 def reset(group: Group) -> Group:

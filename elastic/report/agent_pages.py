@@ -129,12 +129,10 @@ class RunSeries:
     def families(self, view: RunView) -> list[core.Metric]:
         self._count(view)
         info = core.InfoMetricFamily, "run", "The run and its exporter.", self._about
+        counted = self._steps, self._took, self._phases, self._recoveries
         return [
             *(family(self._labels, each) for each in (info, *_run_figures(view)) if each[3] is not None),
-            *self._steps.collect(),
-            *self._took.collect(),
-            *self._phases.collect(),
-            *self._recoveries.collect(),
+            *(metric for each in counted for metric in each.collect()),
         ]
 
     def _count(self, view: RunView) -> None:

@@ -22,6 +22,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import reading
 from elastic.system.clock import Clock
 
+_ATTEMPT, _OLD_LOG = "an attempt that was not committed", "a log of an earlier generation"
 _LOG = re.compile(r"([0-9]{1,18})/rank[0-9]+(?:/[0-9]{12})?\.log")
 
 
@@ -69,17 +70,12 @@ def _look(run: RunDir, clock: Clock) -> list[Leftover]:
                 " removed; what a run that goes on does not need, it removes itself (--keep)"
             )
     store = open_store(run.checkpoints_url)
-    entries = reading(store.list, clock)
+    stored = [(parse_name(each.name), each) for each in reading(store.list, clock)]
     # Listed after the attempts: one that is committed meanwhile has its record.
-    stored = [(parse_name(each.name), each) for each in entries]
     there = (parse_name(each.name) for each in reading(store.list, clock))
     committed = {each.folder for each in there if each is not None and each.is_record}
     found = [
-        Leftover(
-            name=f"checkpoints/{each.name}",
-            size_bytes=each.size_bytes,
-            what="an attempt that was not committed",
-        )
+        Leftover(name=f"checkpoints/{each.name}", size_bytes=each.size_bytes, what=_ATTEMPT)
         for at, each in stored
         if at is not None and at.folder not in committed
     ]
@@ -90,7 +86,7 @@ def _look(run: RunDir, clock: Clock) -> list[Leftover]:
     ]
     newest = max((generation for generation, _ in logs), default=0)
     return found + [
-        Leftover(name=f"logs/{each.name}", size_bytes=each.size_bytes, what="a log of an earlier generation")
+        Leftover(name=f"logs/{each.name}", size_bytes=each.size_bytes, what=_OLD_LOG)
         for generation, each in logs
         if generation < newest
     ]

@@ -129,11 +129,8 @@ class TensorBoard:
         number = 1 + max((int(match[1]) for match in found if match), default=0)
         path, now_s = folder / f"events.out.tfevents.{number:010d}.{node}", self._clock.wall()
         records, start = RecordWriter(str(path)), SessionLog(status=SessionLog.START)
-        for first in (
-            Event(wall_time=now_s, file_version=_VERSION),
-            Event(wall_time=now_s, step=step, session_log=start),
-        ):
-            records.write(first.SerializeToString())
+        records.write(Event(wall_time=now_s, file_version=_VERSION).SerializeToString())
+        records.write(Event(wall_time=now_s, step=step, session_log=start).SerializeToString())
         return path, records
 
     def _close(self) -> None:

@@ -60,12 +60,10 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
             )
     plan = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
     head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties, STRIDES: plan.strides})
-    places = tuple((len(head) + start, tensors[name]) for name, start in plan.starts)
+    at = len(head)
+    places = tuple((at + start, tensors[name]) for name, start in plan.starts)
     return Layout(
-        head=head,
-        places=places,
-        partial_words_at=len(head) + plan.partial_words_at,
-        size_bytes=len(head) + plan.size_bytes,
+        head=head, places=places, partial_words_at=at + plan.partial_words_at, size_bytes=at + plan.size_bytes
     )
 
 
@@ -265,16 +263,11 @@ def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
         }
         for name, form in stored.items()
     }
+    of_each = ((name, dense_strides(form.shape, form.stride)) for name, form in stored.items())
     return _Plan(
         entries=json.dumps(entries, separators=(",", ":")),
         ties=json.dumps(ties),
-        strides=json.dumps(
-            {
-                name: found
-                for name, form in stored.items()
-                if (found := dense_strides(form.shape, form.stride))
-            }
-        ),
+        strides=json.dumps({name: strides for name, strides in of_each if strides}),
         starts=tuple((name, start) for name, start in starts.items() if sizes[name]),
         partial_words_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
         size_bytes=offset,

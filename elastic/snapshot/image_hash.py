@@ -81,11 +81,8 @@ class ImageHash:
         values = document.get("state") if isinstance(document, dict) else None
         if not isinstance(values, dict):
             raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
-        found = {
-            name: digest.hexdigest()
-            for part in self._parts
-            for name, digest in zip(part.names, part.hashes, strict=True)
-        }
+        pairs = (pair for part in self._parts for pair in zip(part.names, part.hashes, strict=True))
+        found = {name: digest.hexdigest() for name, digest in pairs}
         for name, value in values.items():
             found[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
         return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()

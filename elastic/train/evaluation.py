@@ -88,12 +88,10 @@ class Evaluation:
                 "run.evaluate: expected a call in the body of the loop, by all ranks together, found one inside the function that step.mean_loss "
                 "or step.sum is given, where each rank computes its own shards"
             )
-        num_blocks, world_size = -(-self.samples // self.batch_size), self.groups.world_size
+        rank, world_size = self.groups.rank, self.groups.world_size
+        num_blocks = -(-self.samples // self.batch_size)
         exchange = Exchange(
-            shards=max(num_blocks, world_size),
-            world_size=world_size,
-            rank=self.groups.rank,
-            group=self.groups.gradients,
+            shards=max(num_blocks, world_size), world_size=world_size, rank=rank, group=self.groups.gradients
         )
         form: SummandForm | None = None
         first: list[Any] = []  # this rank's first block: its number, and hashes of its samples and result
@@ -110,7 +108,7 @@ class Evaluation:
                 form, first = found, first or [batch.shard, samples, fingerprint(list(vectors.values()))]
                 for dtype, vector in vectors.items():
                     stacks[dtype].push((batch.shard, 1), vector)
-            neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
+            neighbour = span(exchange.shards, world_size, (rank + 1) % world_size).start
             # The neighbour may have no block. Block 0 still tells this rank the form of the values.
             batch = self.loader.again(self._slice(neighbour if neighbour < num_blocks else 0))
             again = [batch.shard, fingerprint(batch.data), *first[2:]]

@@ -146,15 +146,12 @@ class Restorer:
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _available(self) -> AvailableStates:
-        infos = [each.info for each in self._snapshots().values()]
-        found = AvailableStates(
-            divergence=self._link.divergence,
-            snapshots=tuple(
-                OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
-                for each in infos
-            ),
-            damaged=tuple(self._damaged),
+        offered = tuple(
+            OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
+            for each in (snapshot.info for snapshot in self._snapshots().values())
         )
+        known, damaged = self._link.divergence, tuple(self._damaged)
+        found = AvailableStates(divergence=known, snapshots=offered, damaged=damaged)
         if self._groups.rank != 0:
             return found
         run_id = self._parts.identity.run_id
@@ -162,7 +159,7 @@ class Restorer:
             lambda: list_commits(self._parts.checkpoints, self._parts.clock, run_id=run_id)
         )
         rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
-        return replace(found, records=tuple(records), damaged=(*found.damaged, *rejected))
+        return replace(found, records=tuple(records), damaged=(*damaged, *rejected))
 
     def _try(self, candidate: Candidate, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or its problem on the first rank that fails.

@@ -80,15 +80,12 @@ def resume(parts: LoopParts, stopped: StopRecord | None, again: Earlier = NOTHIN
             print(f"the run in {parts.run_dir.url} {how}: no step is left", flush=True)
         # Not those up to `first_new`: a fault before this one may have counted them already.
         is_again = again.step == point.step + 1 and point.divergence is None  # a step that nothing has lost
-        output.log.record(
-            Restored(
-                step=point.step,
-                source=point.source,
-                lost_steps=0 if is_again else max(point.step, rewound.highest) - point.step,
-                seconds=parts.clock.monotonic() - began_s,
-                last_step_s=rewound.newest_s,
-            )
+        lost_steps = 0 if is_again else max(point.step, rewound.highest) - point.step
+        took_s, last_s = parts.clock.monotonic() - began_s, rewound.newest_s
+        event = Restored(
+            step=point.step, source=point.source, lost_steps=lost_steps, seconds=took_s, last_step_s=last_s
         )
+        output.log.record(event)
         _say_what_differs(parts, output, point, recipe)
     return Resumed(
         point=point,

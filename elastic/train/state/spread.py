@@ -59,12 +59,9 @@ def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
     try:
         # In turn 2 ranks map what their machine has received; who cannot is sent it as well.
         for turn in (1, 2):
-            place = _Place(
-                machine=machine,
-                size_bytes=0 if own.data is None else len(own.data),
-                path="" if own.memory is None else own.memory.path,
-                problem=own.problem,
-            )
+            size_bytes = 0 if own.data is None else len(own.data)
+            path = "" if own.memory is None else own.memory.path
+            place = _Place(machine=machine, size_bytes=size_bytes, path=path, problem=own.problem)
             places = groups.all_gather(place)
             if problems := [each.problem for each in places if each.problem]:
                 return problems[0]

@@ -194,12 +194,9 @@ class Buffers:
                 if i not in self._large:
                     values[i] = tensor.detach().clone().reshape(values[i].shape)
         present = [place.holder.get(place.name) for place in self._places]
-        return Contents(
-            present=present,
-            values=values,
-            versions=list(map(_VERSION, self._tensors)),
-            left=values if structure.same(present, self._opened) else self._assigned(present, values),
-        )
+        left = values if structure.same(present, self._opened) else self._assigned(present, values)
+        versions = list(map(_VERSION, self._tensors))
+        return Contents(present=present, values=values, versions=versions, left=left)
 
     def _has_changed(self, i: int) -> bool:
         """Whether a large buffer has another content than at the beginning."""
