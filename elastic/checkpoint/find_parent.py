@@ -10,8 +10,7 @@ from collections.abc import Callable
 from elastic.checkpoint.catalog import Damage, list_commits
 from elastic.checkpoint.payload_check import check_state
 from elastic.checkpoint.record import CommitRecord
-from elastic.config import identity
-from elastic.config.identity import FORM, Identity, Origin, Parent
+from elastic.config.identity import FORM, NAME, Identity, Origin, Parent, parse
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage.remote import open_store
@@ -61,12 +60,12 @@ def find(
     """
     url = origin.run_dir.url
     try:
-        data = read_small(open_store(url), identity.NAME, clock)
+        data = read_small(open_store(url), NAME, clock)
         if data is None:
             raise UsageError(
                 f"expected a run at {url}, found none; {asks} takes {FORM}, with RUN as --run-dir named it (a script without elastic is none)"
             )
-        there = identity.parse(data, remedy=f"{asks} cannot read {url}")
+        there = parse(data, remedy=f"{asks} cannot read {url}")
         record, steps, damages = _chosen(origin, there.run_id, clock, read)
     except StoreFailed as error:
         raise UsageError(f"expected to read the run at {url}, found: {error}") from error

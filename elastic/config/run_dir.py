@@ -30,10 +30,29 @@ OWN_PREFIX = ".metrics-"  # of the metrics of each generation
 URL_DIGITS = 8  # of the sha256 of a URL, in the name of its local folder
 
 
+class _Below:
+    """What has this name in the local folder of a run directory, as an attribute of that."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDir", _: type) -> Path:
+        return run.local / self._name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDir:
+    """copies: of the metrics, one file for each node, if the run is remote."""
+
     url: str
     local: Path
+
+    metrics = _Below("metrics.jsonl")
+    copies = _Below("metrics")
+    events = _Below("events")
+    rendezvous = _Below("rendezvous")
+    faults = _Below("faults")
+    logs = _Below("logs")
 
     @staticmethod
     def parse(text: str) -> "RunDir":
@@ -60,33 +79,9 @@ class RunDir:
     def rendezvous_url(self) -> str:
         return f"{self.url}/rendezvous"
 
-    @property
-    def metrics(self) -> Path:
-        return self.local / "metrics.jsonl"
-
     def metrics_of(self, node: str) -> Path:
         """The file that a node writes: the run's own, or the node's copy if the run is remote."""
         return self.copies / f"{node}.jsonl" if self.is_remote else self.metrics
-
-    @property
-    def copies(self) -> Path:
-        return self.local / "metrics"
-
-    @property
-    def events(self) -> Path:
-        return self.local / "events"
-
-    @property
-    def rendezvous(self) -> Path:
-        return self.local / "rendezvous"
-
-    @property
-    def faults(self) -> Path:
-        return self.local / "faults"
-
-    @property
-    def logs(self) -> Path:
-        return self.local / "logs"
 
     def of_recipe(self, name: Any) -> Path:
         """Where a file of the recipe's own belongs. Raises UsageError for a name of the run's own.

@@ -154,13 +154,10 @@ class Audited:
 
     @property
     def event(self) -> AuditFailed:
+        ranks, entry = [self.owner, self.auditor], self.different[0]
+        whose = "recipe" if self.node is None else "machine"
         return AuditFailed(
-            step=self.step,
-            shard=self.shard,
-            ranks=[self.owner, self.auditor],
-            entry=self.different[0],
-            verdict="recipe" if self.node is None else "machine",
-            culprit=self.node,
+            step=self.step, shard=self.shard, ranks=ranks, entry=entry, verdict=whose, culprit=self.node
         )
 
     def sentence(self) -> str:

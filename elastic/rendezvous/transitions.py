@@ -253,14 +253,9 @@ def close(
     if not group.open:
         return group if group.failure is not None else replace(group, failure=failure)
     before = 0 if step > group.high_step else group.restarts
+    restarts, high_step = before + 1 if counts else before, max(step, group.high_step)
     return replace(
-        group,
-        open=False,
-        endpoint=None,
-        cause=cause,
-        restarts=before + 1 if counts else before,
-        high_step=max(step, group.high_step),
-        failure=failure,
+        group, open=False, endpoint=None, cause=cause, restarts=restarts, high_step=high_step, failure=failure
     )
 
 

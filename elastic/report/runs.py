@@ -115,7 +115,7 @@ def _line(where: RunDir, name: str) -> RunLine:
             steps=view.length,
             loss=newest.loss if newest else None,
             age_s=max(0.0, view.now_s - newest.time) if newest and newest.time is not None else None,
-            size_bytes=_size_of_objects(run.url) if run.is_remote else _size_on_disk(run.local),
+            size_bytes=_size_bytes(run),
             reason=reason,
         )
     # What no one has thought of, in files that anybody may have written, must not hide all others.
@@ -134,15 +134,13 @@ def _wrong_identity(run: RunDir) -> str | None:
     return f"there are checkpoints, and no {NAME} that says of what" if is_lost else None
 
 
-def _size_on_disk(folder: Path) -> int:
-    """What the files take, one with two names once. Links are not followed."""
+def _size_bytes(run: RunDir) -> int:
+    """What its objects or files take, a file with two names once. Links are not followed."""
+    if run.is_remote:
+        return sum(each.size_bytes for each in Objects(run.url, limit_s=CALL_LIMIT_S).listed("").values())
     found: dict[tuple[int, int], int] = {}
-    for path in folder.rglob("*"):
+    for path in run.local.rglob("*"):
         with suppress(OSError):  # it was removed meanwhile
             about = path.lstat()
             found[about.st_dev, about.st_ino] = about.st_blocks * _BLOCK_BYTES
     return sum(found.values())
-
-
-def _size_of_objects(url: str) -> int:
-    return sum(each.size_bytes for each in Objects(url, limit_s=CALL_LIMIT_S).listed("").values())

@@ -44,8 +44,7 @@ def view_now(run: RunDir, *, curves: bool = False, newest: bool = False) -> RunV
     answer.
     """
     record = read_newest(run) if newest else read_run(run, points=MOST_POINTS if curves else 0)
-    beats_s = heartbeat_ages_s(run.rendezvous_url)
-    return view_of(record, beats_s, None if newest else _parent_of(run))
+    return view_of(record, heartbeat_ages_s(run.rendezvous_url), None if newest else _parent_of(run))
 
 
 class RunSource:

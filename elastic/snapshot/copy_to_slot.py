@@ -26,9 +26,7 @@ class HostCopy:
     """
 
     is_asynchronous = False
-
-    def __init__(self) -> None:
-        self._checksum = ""
+    _checksum = ""
 
     def start(self, layout: image.Layout, body: memoryview) -> None:
         self._checksum = image.copy_into(layout, body)

@@ -165,8 +165,7 @@ class HostBackend:
             # versions of few generations, and a new one, with few versions but more generations.
             # The later generation must win. So each begins, with the value that forms it, at a
             # version above all that the one before could reach.
-            lowest = generation_of(value) * VERSIONS_PER_GENERATION
-            number = max(version or 0, lowest) + 1
+            number = max(version or 0, generation_of(value) * VERSIONS_PER_GENERATION) + 1
             new = Entry(version=number, writer=uuid.uuid4().hex, value=value.decode())
             # If the answer is lost, the write may have won all the same. The next read finds out.
             with contextlib.suppress(BackendFailed):

@@ -56,8 +56,7 @@ def inherit(parts: LoopParts, parent: identity.Parent) -> None:
     groups, state = parts.groups, parts.state
     data = spread(groups, _read(parent, parts.clock) if groups.rank == 0 else Copy())
     assert isinstance(data, Tensor), "rank 0 has read it"
-    tensors, document = image.read(data.numpy().data)
-    saved = FlatState.read(tensors, document)
+    saved = FlatState.read(*image.read(data.numpy().data))
     problems, notes = load_entries(saved, state, parent.entries)
     misfits = next((of_rank for of_rank in groups.all_gather(problems) if of_rank), None)
     if misfits is not None:
@@ -161,8 +160,7 @@ def _fitted(saved: FlatState, part: State) -> tuple[FlatState, list[str], list[s
         else:
             document[name] = saved.document[name]
             tensors |= {key: each for key, each in saved.tensors.items() if key.startswith(f"{name}.")}
-    fitted = replace(saved, tensors=dict(sorted(tensors.items())), document=document)
-    return fitted, problems, notes
+    return replace(saved, tensors=dict(sorted(tensors.items())), document=document), problems, notes
 
 
 def _set_by(scheduler: LRScheduler) -> set[str]:

@@ -63,8 +63,7 @@ class SharedCopies:
         wanted = first, *sorted(properties.items())
         if wanted not in self._given:
             if first not in self._live:
-                place = self._flat.alignments.get(first, 0)
-                self._live[first] = copy_at(self._flat.tensors[first], place)
+                self._live[first] = copy_at(self._flat.tensors[first], self._flat.alignments.get(first, 0))
             live = self._live[first]
             has_kind = isinstance(live, nn.Parameter) == bool(properties.get("parameter"))
             has_flag = live.requires_grad == bool(properties.get("requires_grad", False))

@@ -60,8 +60,7 @@ class AgentSlots:
 class OwnSlots:
     """One slot of this process's own, without an agent: for checkpoints alone, it dies with it."""
 
-    def __init__(self) -> None:
-        self._slots: SnapshotSlots | None = None
+    _slots: SnapshotSlots | None = None
 
     def of_size(self, size_bytes: int) -> SnapshotSlots | None:
         if self._slots is None or self._slots.capacity_bytes < size_bytes:
@@ -154,8 +153,8 @@ class Snapshotting:
         self, slots: SnapshotSlots, slot: int, size_bytes: int, info: SnapshotInfo, cost_s: float
     ) -> PublishedSnapshot:
         began_s = self._clock.monotonic()
-        found = replace(info, checksum=self.copy.wait())
-        snapshot = slots.publish(slot, size_bytes=size_bytes, info=found)
+        info = replace(info, checksum=self.copy.wait())
+        snapshot = slots.publish(slot, size_bytes=size_bytes, info=info)
         cost_s += self._clock.monotonic() - began_s
         self._newest = PublishedSnapshot(slots=slots, snapshot=snapshot, cost_s=cost_s)
         self._mark_newest()

@@ -159,8 +159,7 @@ class State:
         self._built = None
         self.check_savable()
         self._shapes = self._shapes_of(self.flatten().tensors)
-        settings = built.settings_of(self.objects)
-        self._built = replace(built.structure_of(self.objects), settings=settings)
+        self._built = replace(built.structure_of(self.objects), settings=built.settings_of(self.objects))
 
     def check_savable(self) -> None:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
