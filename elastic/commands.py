@@ -109,11 +109,10 @@ def check(words: _Words) -> int:
 
     command_end.end_at_once_by((signal.SIGTERM, signal.SIGHUP))
     command_end.raise_from_here()
-    return run_check(
-        options.CheckOptions(
-            recipe=words.recipe, recipe_args=words.recipe_args, steps=words.steps, as_json=words.json
-        )
+    asked = options.CheckOptions(
+        recipe=words.recipe, recipe_args=words.recipe_args, steps=words.steps, as_json=words.json
     )
+    return run_check(asked)
 
 
 def report(words: _Words) -> int:

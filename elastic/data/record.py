@@ -108,9 +108,8 @@ def _differences(one: DataRecord, other: DataRecord, names: tuple[str, ...]) -> 
         for name in names
         if getattr(one, name) != getattr(other, name)
     ]
-    parts = [
-        name for name in one.contents | other.contents if one.contents.get(name) != other.contents.get(name)
-    ]
+    there, here = one.contents, other.contents
+    parts = [name for name in there | here if there.get(name) != here.get(name)]
     if parts:
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         found.append(f"contents of {', '.join(parts[:3])}{more}")

@@ -75,9 +75,8 @@ def compared(events: Events, kind: type[kinds.Rehearsed] | type[kinds.Overlapped
         for each in of_kind(events, kinds.StepDiffered)
         if not each.event.accepted and (each.generation in rehearsals) == (kind is kinds.Rehearsed)
     ]
-    return ComparedSteps(
-        count=len(found) + len(ended), alike=alike, seconds=sum(each.seconds for each in found)
-    )
+    seconds = sum(each.seconds for each in found)
+    return ComparedSteps(count=len(found) + len(ended), alike=alike, seconds=seconds)
 
 
 def divergences(events: Events) -> list[Divergence]:
@@ -87,7 +86,6 @@ def divergences(events: Events) -> list[Divergence]:
         step, entry, verdict = each.event.step, each.event.entry, each.event.verdict
         judged.add(step)
         found += [Divergence(step, node, entry, verdict) for node in each.event.nodes or (None,)]
-    unjudged = (
-        each.event for each in of_kind(events, kinds.DivergenceDetected) if each.event.step not in judged
-    )
+    detected = of_kind(events, kinds.DivergenceDetected)
+    unjudged = (each.event for each in detected if each.event.step not in judged)
     return found + [Divergence(each.step, None, each.entry, None) for each in unjudged]

@@ -67,9 +67,8 @@ class MetricsShipper:
                 text = "".join(json.dumps(line.to_json()) + "\n" for line in batch)
                 # A part that exists is ours, from a try whose answer was lost: it has the same
                 # lines.
-                self._objects.create(
-                    upload_parts.metrics_part_name(generation, first, last, self._node), text.encode()
-                )
+                name = upload_parts.metrics_part_name(generation, first, last, self._node)
+                self._objects.create(name, text.encode())
                 self._uploaded[generation] = last
         self._waiting = []
 
@@ -129,9 +128,8 @@ class LogShipper:
         """The events and logs, in parts that are known by their offset in the file."""
         if self._bytes is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
-            self._bytes = upload_parts.uploaded_bytes(
-                {name: about.size_bytes for name, about in listed.items()}
-            )
+            sizes = {name: about.size_bytes for name, about in listed.items()}
+            self._bytes = upload_parts.uploaded_bytes(sizes)
         logs = (path for folder in listing(self._run.logs) for path in _with_suffix(folder, ".log"))
         for path in [*_with_suffix(self._run.events, ".jsonl"), *logs]:
             source = path.relative_to(self._run.local).as_posix()

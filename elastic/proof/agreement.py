@@ -75,9 +75,8 @@ class Comparison:
         """
         different = differences(*self.groups.all_gather(found))
         entry = different[0] if different else ""
-        alike = [
-            [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
-        ]
+        kinds = dict.fromkeys(votes)
+        alike = [[rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in kinds]
         # Before step 1 the script alone has made the objects: no machine is blamed.
         is_recipe = step == 0 or is_repeated(known, step)
         is_late = may_come_as_late(self.ended_by, began=began, agreed=agreed, step=step)
@@ -253,9 +252,8 @@ class Agreement:
         nodes, comparison = nodes_at_fault(known, second_vote), self.comparison
         self.known = None
         if comparison.log is not None:
-            comparison.log.record(
-                DivergenceJudged(step=known.step, entry=known.entry, nodes=list(nodes), verdict="machine")
-            )
+            event = DivergenceJudged(step=known.step, entry=known.entry, nodes=list(nodes), verdict="machine")
+            comparison.log.record(event)
             if not known.at_fault:
                 print(
                     f"the ranks differed in step {known.step} and agree now that it was done again: a machine computed something else "

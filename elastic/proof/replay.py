@@ -134,10 +134,8 @@ def first_times(
     Chain values say something of a step only where they begin from the same value: the line of the
     restored step must be that of its state.
     """
-    begins_alike = restored == 0 or (
-        last is not None and last.step == restored and last.chain == chain[:CHAIN_DIGITS]
-    )
-    if not begins_alike:
+    is_its_line = last is not None and last.step == restored and last.chain == chain[:CHAIN_DIGITS]
+    if restored != 0 and not is_its_line:
         return []
     return [
         FirstTime(step=line.step, chain=line.chain, loss=finite(line.loss), generation=line.generation)

@@ -149,9 +149,8 @@ class StepAgain:
 
     def leave(self, found: ComputedStep) -> bool:
         """For the next generation. Returns whether all nodes keep it: a disk may be full."""
-        return self._write(
-            Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew)
-        )
+        left = Earlier(is_rehearsal=self.is_rehearsal, found=[found], is_dealt_anew=self.is_dealt_anew)
+        return self._write(left)
 
     def compare(self, found: ComputedStep) -> Rehearsed | Overlapped:
         """The step was done again: compare it with what it was.

@@ -220,9 +220,8 @@ class PartitionDetector:
         are probed as well, so that those that are cut off are known to be.
         """
         self._group = group
-        self._nodes = {
-            node.id: node for node in (*group.members, *group.waiting) if node.port and node.id != self._me
-        }
+        named = (*group.members, *group.waiting)
+        self._nodes = {node.id: node for node in named if node.port and node.id != self._me}
         graphs = probe_graph(group.member_ids), probe_graph(group.member_ids | group.waiting_ids)
         self._peers = frozenset[str]().union(*(graph.get(self._me, ()) for graph in graphs))
         self._peers &= self._nodes.keys()

@@ -159,9 +159,8 @@ class ElasticRendezvous(torch_rendezvous.RendezvousHandler):
         self._store = PrefixStore(f"generation-{generation.number}", store)
         host, port = generation.endpoint.rsplit(":", 1)
         where = torch_rendezvous.RendezvousStoreInfo(host, int(port))
-        return torch_rendezvous.RendezvousInfo(
-            self._store, generation.rank_of_node, len(generation.members), where
-        )
+        rank, size = generation.rank_of_node, len(generation.members)
+        return torch_rendezvous.RendezvousInfo(self._store, rank, size, where)
 
     def _all_succeeded(self) -> bool:
         try:

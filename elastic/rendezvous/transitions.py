@@ -141,9 +141,8 @@ def _next_action_forming(
         reason = f"generation {number} is ready with {', '.join(names)}"
         return GroupDecision(action=GroupAction.FORM, reason=reason)
     if timing.now_s - timing.closed_since_s > policy.timeout_s:
-        return GroupDecision(
-            action=GroupAction.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s"
-        )
+        reason += f"; gave up after {policy.timeout_s:g} s"
+        return GroupDecision(action=GroupAction.GIVE_UP, reason=reason)
     return GroupDecision(action=GroupAction.WAIT, reason=reason)
 
 

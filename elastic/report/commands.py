@@ -124,6 +124,5 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
         if not objects.directly_below(""):
             raise nothing_at(objects)
     run_id = "" if data is None else identity.parse(data).run_id
-    return Verification(
-        committed=sorted({record.step for record in records}), damage=catalog.verify(store, clock, run_id)
-    )
+    steps = sorted({record.step for record in records})
+    return Verification(committed=steps, damage=catalog.verify(store, clock, run_id))

@@ -179,8 +179,7 @@ def _parts_of(header: Header) -> tuple[_Part, ...]:
     for _, _, first in places:
         entry = header.entries[first]
         about = f"{DTYPES[entry.dtype][0]} {list(entry.shape)}\n"
-        hashes = tuple(
-            hashlib.sha256(f"{name} {about}".encode(errors="surrogatepass")) for name in names[first]
-        )
+        heads = (f"{name} {about}".encode(errors="surrogatepass") for name in names[first])
+        hashes = tuple(map(hashlib.sha256, heads))
         found.append(_Part(entry=entry, names=tuple(names[first]), hashes=hashes))
     return tuple(found)

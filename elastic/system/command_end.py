@@ -79,8 +79,7 @@ def open_closed_streams() -> None:
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, number)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             setattr(sys, name, os.fdopen(number, "w"))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

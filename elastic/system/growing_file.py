@@ -53,12 +53,11 @@ class AppendedFile:
 
     def write_waiting(self) -> None:
         try:
-            fd = self.open() if self._fd is None else self._fd
+            fd = self.open()
             while self._waiting:
                 # One write call for the whole line, on an O_APPEND descriptor: lines never
                 # interleave.
-                written_bytes = os.write(fd, self._waiting)
-                self._waiting = self._waiting[written_bytes:]
+                self._waiting = self._waiting[os.write(fd, self._waiting) :]
         except OSError as error:
             self._say(error)
 

@@ -90,8 +90,7 @@ def signal_main_thread(pid: int, number: signal.Signals) -> None:
     The kernel delivers a signal from `os.kill` to any thread that does not block it. Raises
     OSError, ProcessLookupError among others.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.tgkill(pid, pid, int(number)) != 0:
+    if ctypes.CDLL(None, use_errno=True).tgkill(pid, pid, int(number)) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 

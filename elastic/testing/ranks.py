@@ -29,14 +29,8 @@ CALL_S = 120.0
 _names_of = cache(runpy.run_path)  # a file runs once in each rank, not once for each call
 # Optimizers import torch._dynamo at their first step, which takes seconds; the fork server does it
 # once for all ranks.
-PRELOAD = [
-    "torch._dynamo",
-    "elastic.train.step.step",
-    "elastic.train.state.state",
-    "elastic.testing.ranks",
-    "hypothesis",
-    "pytest",
-]
+PRELOAD = ["torch._dynamo", "elastic.train.step.step", "elastic.train.state.state"]
+PRELOAD += ["elastic.testing.ranks", "hypothesis", "pytest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,9 +154,8 @@ class Evaluation:
             for each in there:
                 if each[name] != there[0][name]:
                     raise _differ(name, there[0][name], each[name])
-        owners = {
-            each["first"][0]: (rank, *each["first"][1:]) for rank, each in enumerate(there) if each["first"]
-        }
+        firsts = ((rank, each["first"]) for rank, each in enumerate(there))
+        owners = {first[0]: (rank, *first[1:]) for rank, first in firsts if first}
         for rank, each in enumerate(there):
             block, samples, result = each["again"]
             owner, own_samples, own_result = owners[block]

@@ -77,10 +77,8 @@ class DirectoryBackend:
     def shown(self, node_ids: Collection[str] | None = None) -> dict[str, str]:
         folder, found = self._path / BEATS, {}
         with self._failures("read heartbeats"):
-            names = (
-                [each.name for each in files.listing(folder)] if node_ids is None else map(_quoted, node_ids)
-            )
-            for name in names:
+            listed = [each.name for each in files.listing(folder)] if node_ids is None else []
+            for name in (*listed, *map(_quoted, node_ids or ())):
                 with contextlib.suppress(FileNotFoundError, files.NotRegularFile):
                     data = files.read_regular(folder / name, _TEXT_LIMIT_BYTES)
                     found[unquote(name)] = data.decode(errors="replace")

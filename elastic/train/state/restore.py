@@ -154,10 +154,8 @@ class Restorer:
         found = AvailableStates(divergence=known, snapshots=offered, damaged=damaged)
         if self._groups.rank != 0:
             return found
-        run_id = self._parts.identity.run_id
-        records, damages = self._asked(
-            lambda: list_commits(self._parts.checkpoints, self._parts.clock, run_id=run_id)
-        )
+        store, clock, run_id = self._parts.checkpoints, self._parts.clock, self._parts.identity.run_id
+        records, damages = self._asked(lambda: list_commits(store, clock, run_id=run_id))
         rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=(*damaged, *rejected))
 
@@ -257,9 +255,8 @@ class Restorer:
 
     def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""
-        return retrying(
-            call, clock=self._parts.clock, deadline=self._parts.clock.monotonic() + STORAGE_PATIENCE_S
-        )
+        clock = self._parts.clock
+        return retrying(call, clock=clock, deadline=clock.monotonic() + STORAGE_PATIENCE_S)
 
     def _fault_point(self) -> None:
         """Here a rank has loaded a state, or starts without one, and no other rank knows yet."""
