@@ -113,7 +113,7 @@ class Gradients:
         if self._seen and self._has_parts():
             self._is_in_parts = True
             pair = (shard,) if shard == pair[0] else pair
-        for bucket in self._buckets[:num_sent]:  # which this backward is to have given no more
+        for bucket in self._buckets[:num_sent]:  # which got no more since then, or this raises
             bucket.begin_shard(is_second=False)
         for bucket in self._every[num_sent:]:
             if shard == pair[-1]:
