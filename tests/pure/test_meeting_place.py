@@ -1,10 +1,8 @@
 """A run directory has one place to meet at a time, whatever comes at once."""
 
 import threading
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,39 +24,39 @@ CHANGED = pytest.raises(UsageError, match="is another run's")
 class World(FakeClock):
     """Nodes whose heartbeats move at each look of another, unless they are dead."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__()
         self.run = RunDir.parse(str(folder))
-        self.living: Callable[[], bool] = lambda: False
+        self.living = lambda: False
         self.count = 0
-        self.said: list[str] = []
+        self.said = []
 
-    def beats(self, _run: RunDir, _place: Place) -> Callable[[], Mapping[str, str]]:
-        def read() -> Mapping[str, str]:
+    def beats(self, _run, _place):
+        def read():
             self.count += self.living()
             return {"a": str(self.count)}
 
         return read
 
     @property
-    def watch(self) -> Watch:
+    def watch(self):
         return Watch(run=self.run, clock=self, notify=self.said.append, beats_of=self.beats)
 
-    def take(self, place: Place) -> Place:
+    def take(self, place):
         return self.watch.take(place)
 
     @property
-    def number(self) -> int:
+    def number(self):
         found = meeting_place.newest(self.run, self)
         return 0 if found is None else found[0]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path):
     return World(tmp_path / "run")
 
 
-def test_nodes_of_one_address_meet_at_once(world: World) -> None:
+def test_nodes_of_one_address_meet_at_once(world):
     assert world.take(DIR) == DIR
     assert world.take(Place(kind="dir", who="z")) == DIR
     assert world.now == FakeClock().now and world.number == 1
@@ -67,7 +65,7 @@ def test_nodes_of_one_address_meet_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("pair", [(DIR, ELSEWHERE), (Place(kind=ALONE, who="a"), Place(kind=ALONE, who="b"))])
-def test_another_place_is_refused_while_nodes_live(pair: tuple[Place, Place], world: World) -> None:
+def test_another_place_is_refused_while_nodes_live(pair, world):
     """Two processes that are alone share none."""
     world.take(pair[0])
     world.living = lambda: True
@@ -76,7 +74,7 @@ def test_another_place_is_refused_while_nodes_live(pair: tuple[Place, Place], wo
     assert world.number == 1
 
 
-def test_the_place_of_dead_nodes_makes_way(world: World) -> None:
+def test_the_place_of_dead_nodes_makes_way(world):
     """One heartbeat may have been on its way as its node died."""
     world.take(DIR)
     began = world.now
@@ -85,8 +83,8 @@ def test_the_place_of_dead_nodes_makes_way(world: World) -> None:
     assert KEEP_ALIVES * DIR.keep_alive_s <= world.now - began < 1.5 * KEEP_ALIVES * DIR.keep_alive_s
 
 
-def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
-    def fail(_run: RunDir, _place: Place) -> Callable[[], Mapping[str, str]]:
+def test_a_place_that_does_not_answer_is_left_to_a_person(world):
+    def fail(_run, _place):
         raise BackendFailed("no route")
 
     world.take(ELSEWHERE)
@@ -97,14 +95,14 @@ def test_a_place_that_does_not_answer_is_left_to_a_person(world: World) -> None:
     assert replace(world.watch, beats_of=fail).take(DIR) == DIR
 
 
-def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path: Path) -> None:
+def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path):
     """Half of them come with another address; the heartbeats of whoever is first move."""
     run, counter, barrier = RunDir.parse(str(tmp_path)), iter(range(10**9)), threading.Barrier(8)
 
-    def beats(_run: RunDir, _place: Place) -> Callable[[], Mapping[str, str]]:
+    def beats(_run, _place):
         return lambda: {"a": str(next(counter))}
 
-    def come(number: int) -> str:
+    def come(number):
         watch = Watch(run=run, clock=SystemClock(), notify=lambda _line: None, beats_of=beats)
         barrier.wait()
         try:
@@ -118,11 +116,11 @@ def test_of_nodes_that_come_at_once_all_meet_in_one_place(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_directory_that_became_another_runs_is_not_taken(world: World, fails_at: int) -> None:
+def test_a_directory_that_became_another_runs_is_not_taken(world, fails_at):
     """Before the place is written, or just after."""
     calls = []
 
-    def check() -> None:
+    def check():
         calls.append(1)
         if len(calls) == fails_at:
             raise UsageError("it is another run's")
@@ -133,7 +131,7 @@ def test_a_directory_that_became_another_runs_is_not_taken(world: World, fails_a
 
 
 @pytest.mark.parametrize("text", ["", '{"kind": 1}'])
-def test_a_damaged_place_is_named(world: World, text: str) -> None:
+def test_a_damaged_place_is_named(world, text):
     folder = world.run.local / PLACE
     folder.mkdir(parents=True)
     (folder / "000001").write_text(text)
@@ -141,7 +139,7 @@ def test_a_damaged_place_is_named(world: World, text: str) -> None:
         world.take(DIR)
 
 
-def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
+def test_heartbeats_are_read_where_they_are_sent(tmp_path):
     """Of a folder that is gone none, and that is no silence."""
     run = RunDir.parse(str(tmp_path / "run"))
     for place in (Place(kind=ALONE), DIR):
@@ -151,10 +149,10 @@ def test_heartbeats_are_read_where_they_are_sent(tmp_path: Path) -> None:
         assert beats_at(run, place)() == {"1": "5"}
 
 
-def test_each_command_and_run_directory_has_its_group_in_etcd(tmp_path: Path) -> None:
+def test_each_command_and_run_directory_has_its_group_in_etcd(tmp_path):
     """Nodes that come by another path find the group in the run directory."""
 
-    def group(folder: str, recipe: str = "a.py", there: Place | None = None) -> str:
+    def group(folder, recipe="a.py", there=None):
         options = Options(recipe=recipe, run_dir=folder, rdzv_backend="etcd", rdzv_endpoint="a:1")
         return rendezvous_config(options, RunDir.parse(str(tmp_path / folder)), there).group
 
@@ -166,16 +164,14 @@ def test_each_command_and_run_directory_has_its_group_in_etcd(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("lives", "group_after_s", "refused"), [(True, 1e9, True), (True, 2.0, False), (False, 1e9, False)]
 )
-def test_nodes_that_lost_their_group_keep_others_out(
-    world: World, lives: bool, group_after_s: float, refused: bool
-) -> None:
+def test_nodes_that_lost_their_group_keep_others_out(world, lives, group_after_s, refused):
     """Nodes that begin now send heartbeats before they have a group, too, and not for long."""
     world.living, began_s = (lambda: lives), world.now
 
-    def is_lost() -> bool:
+    def is_lost():
         return world.now - began_s < group_after_s
 
-    def look() -> None:
+    def look():
         world.watch.check_lost_state(DIR, is_lost)
 
     if refused:

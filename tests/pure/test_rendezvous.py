@@ -1,20 +1,12 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from gates import wait_for
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousParameters,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic import rendezvous
 
 from elastic.errors import UsageError
 from elastic.rendezvous import torchrun, transitions
@@ -22,7 +14,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Group, Node, RunEnd, RunKey, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.store_socket import StoreSockets
 from elastic.rendezvous.torchrun import ElasticRendezvous, creator
 from elastic.system.clock import SystemClock
@@ -34,44 +26,32 @@ KEEP_ALIVE_S = 60.0
 SHORT_S = 0.05  # a keep-alive with a heartbeat every 10 ms
 
 
-def never() -> bool:
+def never():
     return False
 
 
 class Nodes:
     """Makes nodes on one folder, and ends their threads."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.made: list[Rendezvous] = []
+    def __init__(self, folder, lone):
+        self.folder, self.lone = folder, lone
         self.pool = ThreadPoolExecutor(4)
 
-    def torch(self, name: str, nproc: int = 1) -> ElasticRendezvous:
-        sockets = StoreSockets("127.0.0.1")
-        self.made.append(
-            Rendezvous(
-                DirectoryBackend(self.folder),
-                Node(id=name, address=name, nproc=nproc),
-                PAIR,
-                keep_alive_s=KEEP_ALIVE_S,
-                clock=SystemClock(),
-                open_endpoint=sockets.open,
-            )
-        )
-        return ElasticRendezvous(self.made[-1], sockets, run_id="r")
+    def torch(self, name, nproc=1):
+        sockets, backend = StoreSockets("127.0.0.1"), DirectoryBackend(self.folder)
+        node = self.lone(backend, name, nproc, policy=PAIR, open_endpoint=sockets.open)
+        return ElasticRendezvous(node, sockets, run_id="r")
 
-    def join(self, *nodes: ElasticRendezvous) -> tuple[list[Any], list[Generation]]:
+    def join(self, *nodes):
         started = [self.pool.submit(node.next_rendezvous) for node in nodes]
         infos = [future.result(timeout=60) for future in started]
         return infos, [node.generation for node in nodes if node.generation is not None]
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(tmp_path / "rendezvous")
+def nodes(tmp_path, lone):
+    made = Nodes(tmp_path / "rendezvous", lone)
     yield made
-    for node in made.made:
-        node.stop()
     made.pool.shutdown()
 
 
@@ -82,19 +62,19 @@ class FaultyBackend(MemoryBackend):
     by each heartbeat.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.is_away = False
-        self.beat_error: Exception | None = None
-        self.refused: set[str] = set()
+        self.beat_error = None
+        self.refused = set()
         self.beaten = threading.Event()
 
-    def read(self) -> tuple[int, bytes] | None:
+    def read(self):
         if self.is_away:
             raise BackendFailed("away")
         return super().read()
 
-    def show(self, node_id: str, text: str) -> None:
+    def show(self, node_id, text):
         if self.beat_error is not None:
             self.refused.add(node_id)
             raise self.beat_error
@@ -102,24 +82,32 @@ class FaultyBackend(MemoryBackend):
         self.beaten.set()
 
 
-def lone(backend: MemoryBackend, *, policy: GroupPolicy = ALONE, **options: Any) -> Rendezvous:
-    """The one node of a run, if the policy is not another one."""
-    given = {"keep_alive_s": KEEP_ALIVE_S, "clock": SystemClock(), "open_endpoint": lambda: "a:1"} | options
-    return Rendezvous(backend, Node(id="a", address="a", nproc=1), policy, **given)
+@pytest.fixture
+def lone():
+    """Makes the one node of a run, if the policy is not another one; all are stopped at the end."""
+    made = []
+
+    def make(backend, name="a", nproc=1, *, policy=ALONE, **options):
+        given = {"keep_alive_s": KEEP_ALIVE_S, "clock": SystemClock(), "open_endpoint": lambda: "a:1"}
+        node = Node(id=name, address=name, nproc=nproc)
+        made.append(Rendezvous(backend, node, policy, **given | options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
 
 
 @pytest.mark.parametrize(("has_begun", "cause"), [(None, transitions.RESUME), (False, transitions.START)])
-def test_a_group_whose_state_was_lost_counts_generations_on(has_begun: bool | None, cause: str) -> None:
+def test_a_group_whose_state_was_lost_counts_generations_on(lone, has_begun, cause):
     """The run directory shows generation 4, the backend nothing; with --fresh they are those of a
     run that was set aside.
     """
-    a = lone(FaultyBackend(), min_generation=4, has_begun=has_begun)
-    generation = a.join(never)
+    generation = lone(FaultyBackend(), min_generation=4, has_begun=has_begun).join(never)
     assert (generation.number, generation.cause) == (5, cause)
-    a.stop()
 
 
-def test_a_new_run_under_an_old_name_counts_generations_on() -> None:
+def test_a_new_run_under_an_old_name_counts_generations_on(lone):
     """The old run is complete: it would stop here, and a new one begins. A run that has not ended
     is left alone.
     """
@@ -131,28 +119,24 @@ def test_a_new_run_under_an_old_name_counts_generations_on() -> None:
     a.done()
     assert a.reopen() == RunEnd(exit_code=0, reason="complete")
     assert a.reopen(is_new=True) is None
-    b = lone(backend)
-    generation = b.join(never)
+    generation = lone(backend).join(never)
     assert (generation.number, generation.cause) == (3, transitions.START)
-    a.stop()
-    b.stop()
 
 
-def test_heartbeats_survive_a_failing_backend() -> None:
+def test_heartbeats_survive_a_failing_backend(lone):
     """The first three fail, and later ones, with an error that no contract names; then the thread
     must send them again.
     """
-    reported: list[str] = []
+    reported = []
     backend, tries = FaultyBackend(), iter(range(10**9))
     backend.beat_error = BackendFailed("away")
 
-    def comes_back() -> bool:
+    def comes_back():
         if next(tries) == 3:
             backend.beat_error = None
         return False
 
-    a = lone(backend, keep_alive_s=SHORT_S, notify=reported.append)
-    a.join(comes_back)
+    lone(backend, keep_alive_s=SHORT_S, notify=reported.append).join(comes_back)
     backend.refused.clear()
     backend.beat_error = OSError("disk full")
     wait_for(lambda: backend.refused, "a refused heartbeat")
@@ -160,10 +144,9 @@ def test_heartbeats_survive_a_failing_backend() -> None:
     backend.beat_error = None
     assert backend.beaten.wait(timeout=60)
     assert any("heartbeat failed: disk full" in line for line in reported)
-    a.stop()
 
 
-def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
+def test_an_unreachable_backend_ends_the_wait_after_the_timeout(lone):
     """Every read fails."""
     backend, clock = FaultyBackend(), FakeClock()
     backend.is_away, began_s = True, clock.now
@@ -172,7 +155,7 @@ def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
     assert ALONE.timeout_s <= clock.now - began_s < ALONE.timeout_s + 2.0
 
 
-def test_two_nodes_form_close_and_form_again_under_torch(nodes: Nodes) -> None:
+def test_two_nodes_form_close_and_form_again_under_torch(nodes):
     """One reports a failure, and both join again; each generation has a fresh store, which both
     reach. One finishes and leaves; the launcher ends the run, and a third node comes too late.
     """
@@ -202,55 +185,53 @@ def test_two_nodes_form_close_and_form_again_under_torch(nodes: Nodes) -> None:
     assert b.num_nodes_waiting() == 1 and not b.is_closed()
     b.set_closed()
     assert b.is_closed()
-    with pytest.raises(RendezvousClosedError):
+    with pytest.raises(rendezvous.RendezvousClosedError):
         nodes.torch("c").next_rendezvous()
 
 
-def lone_handler(backend: MemoryBackend, *endpoints: str) -> ElasticRendezvous:
+def handler_of(lone, backend, *endpoints):
     """A node that names these as the stores of its first generations, and then serves its own."""
     left, sockets = list(endpoints), StoreSockets("127.0.0.1")
     rendezvous = lone(backend, open_endpoint=lambda: left.pop(0) if left else sockets.open())
     return ElasticRendezvous(rendezvous, sockets, run_id="r")
 
 
-def test_a_place_that_fails_with_a_store_ends_no_agent() -> None:
+def test_a_place_that_fails_with_a_store_ends_no_agent(lone):
     """With c10d one machine may serve both. The place to meet is back a moment later."""
     backend = FaultyBackend()
-    handler = lone_handler(backend, "127.0.0.1:1")
+    handler = handler_of(lone, backend, "127.0.0.1:1")
     open_store, failures = handler._open_store, []
 
-    def opening(endpoint: str) -> Any:
+    def opening(endpoint):
         if endpoint != "127.0.0.1:1":
             return open_store(endpoint)
         backend.is_away = True
         raise RuntimeError("connection refused")
 
-    def notify(reason: str) -> None:
+    def notify(reason):
         if reason == "away":
             failures.append(reason)
             backend.is_away = False
 
-    handler._open_store = opening  # type: ignore[method-assign]
-    handler._rendezvous._notify_once = notify  # type: ignore[method-assign]
+    handler._open_store = opening
+    handler._rendezvous._notify_once = notify
     handler.next_rendezvous()
     assert failures and handler.generation is not None and handler.generation.number == 2
-    handler._rendezvous.stop()
 
 
-def test_a_node_whose_stores_stay_out_of_reach_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_stores_stay_out_of_reach_says_why(lone, monkeypatch):
     """It may be the fault of its own descriptors, and not of the addresses."""
 
-    def fail(*_words: object, **_options: object) -> Any:
+    def fail(*_words, **_options):
         raise RuntimeError("errno: 24 - Too many open files\nframe 0")
 
     monkeypatch.setattr(torchrun, "TCPStore", fail)
-    handler = lone_handler(FaultyBackend(), *["127.0.0.1:1"] * 3)
-    with pytest.raises(RendezvousConnectionError, match=r"Too many open files\)"):
+    handler = handler_of(lone, FaultyBackend(), *["127.0.0.1:1"] * 3)
+    with pytest.raises(rendezvous.RendezvousConnectionError, match=r"Too many open files\)"):
         handler.next_rendezvous()
-    handler._rendezvous.stop()
 
 
-def test_a_close_that_meets_an_outage_is_made_at_the_next_join() -> None:
+def test_a_close_that_meets_an_outage_is_made_at_the_next_join(lone):
     """The place to meet does not answer as the generation is closed, and answers again after it."""
     backend = FaultyBackend()
     a = lone(backend)
@@ -261,15 +242,13 @@ def test_a_close_that_meets_an_outage_is_made_at_the_next_join() -> None:
     backend.is_away = False
     found = a.join(never)
     assert (found.number, found.cause, found.restarts) == (2, transitions.FAILURE, 1)
-    a.stop()
 
 
-def test_no_node_is_dead_while_this_one_can_send_no_heartbeat() -> None:
+def test_no_node_is_dead_while_this_one_can_send_no_heartbeat(lone):
     """The disk is full for a long while and has room again; then one node does fall silent."""
     clock = FakeClock()
     a = lone(MemoryBackend(), clock=clock, policy=PAIR, keep_alive_s=2.0)
-    b = Node(id="b", address="b", nproc=1)
-    group = Group(waiting=(b,), settings=a._observer.settings)
+    group = Group(waiting=(Node(id="b", address="b", nproc=1),), settings=a._observer.settings)
     a.backend.compare_and_set(None, group.to_json())
     for problem in ("no space left", ""):
         a._heartbeat.problem = problem
@@ -280,7 +259,7 @@ def test_no_node_is_dead_while_this_one_can_send_no_heartbeat() -> None:
 
 
 @pytest.mark.parametrize("lives", [True, False])
-def test_settings_are_checked_before_a_node_writes(lives: bool) -> None:
+def test_settings_are_checked_before_a_node_writes(lone, lives):
     """A node of the group has another keep-alive: the newcomer is refused while that one lives."""
     backend, clock = MemoryBackend(), FakeClock()
     a = lone(backend, clock=clock, keep_alive_s=2.0)
@@ -289,23 +268,22 @@ def test_settings_are_checked_before_a_node_writes(lives: bool) -> None:
     backend.compare_and_set(None, group.to_json())
     began_s, sleep = clock.now, clock.sleep
 
-    def sleep_while_b_lives(seconds: float) -> None:
+    def sleep_while_b_lives(seconds):
         sleep(seconds)
         if lives:
             backend.show("b", f"{10 * clock.now:.0f}")
 
-    clock.sleep = sleep_while_b_lives  # type: ignore[method-assign]
+    clock.sleep = sleep_while_b_lives
     if lives:
         with pytest.raises(UsageError, match="--keep-alive 3s there, 2s here"):
             a.start()
     else:
         a.start()
-        a.stop()
         assert clock.now - began_s > 3.0
     assert backend.history() == [group.to_json()]
 
 
-def test_the_end_of_another_runs_group_is_not_this_nodes() -> None:
+def test_the_end_of_another_runs_group_is_not_this_nodes(lone):
     """This node was frozen while that one took the place over, and completed."""
     backend = MemoryBackend()
     a = lone(backend)
@@ -315,22 +293,19 @@ def test_the_end_of_another_runs_group_is_not_this_nodes() -> None:
     backend.compare_and_set(a._observer.poll()[0], ended.to_json())
     found = a.watch()
     assert found.fenced and found.ended is None
-    a.stop()
 
 
-def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:
+def test_torchrun_options_reach_the_policy(tmp_path):
     """The wait for a second node ends after the join_timeout of --rdzv-conf. No endpoint is a usage
     error.
     """
     make = creator()
-    params = RendezvousParameters(
-        "elastic", str(tmp_path), "run/1", 2, 2, local_addr="127.0.0.1", join_timeout="0.01"
-    )
-    handler = make(params)
+    options = {"local_addr": "127.0.0.1", "join_timeout": "0.01"}
+    handler = make(rendezvous.RendezvousParameters("elastic", str(tmp_path), "run/1", 2, 2, **options))
     assert handler.get_backend() == "elastic" and handler.get_run_id() == "run/1" and handler.use_agent_store
-    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2"):
+    with pytest.raises(rendezvous.RendezvousTimeoutError, match="1 of at least 2"):
         handler.next_rendezvous()
     assert handler.shutdown()
     assert [path.name for path in tmp_path.iterdir()] == ["run%2F1"]
     with pytest.raises(UsageError, match="--rdzv-endpoint"):
-        make(RendezvousParameters("elastic", "", "r", 1, 1))
+        make(rendezvous.RendezvousParameters("elastic", "", "r", 1, 1))

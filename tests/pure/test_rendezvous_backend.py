@@ -2,12 +2,10 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import pytest
 from etcd_servers import end_stores, free_port
@@ -25,14 +23,14 @@ Open = Callable[[], Backend]
 
 
 @pytest.fixture(params=["memory", "directory", "etcd", "c10d", "objects"])
-def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+def open_backend(request, monkeypatch):
     """Each call opens another node's view of the same state, if the backend has several."""
     for limit in ("host.CONNECT_S", "etcd.ANSWER_S"):  # a call takes as long as the machine is busy
         monkeypatch.setattr(f"elastic.rendezvous.backends.{limit}", 100.0)
     shared = MemoryBackend()
-    opened: list[HostBackend] = []
+    opened = []
 
-    def c10d() -> Backend:
+    def c10d():
         # The first one serves the store.
         opened.append(HostBackend(f"127.0.0.1:{port}", "a group/name"))
         opened[-1].read()
@@ -55,12 +53,12 @@ def open_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     end_stores(*opened)
 
 
-def times(backend: Backend, count: int) -> int:
+def times(backend, count):
     """How often to repeat a call: less often where each is several requests to a server of HTTP."""
     return count // 5 if isinstance(backend, ObjectStoreBackend) else count
 
 
-def test_only_a_writer_of_the_newest_version_replaces_it(open_backend: Open) -> None:
+def test_only_a_writer_of_the_newest_version_replaces_it(open_backend):
     """There is none, and a writer names one; another one believes then that there is none, and
     holds the older version after that.
     """
@@ -76,14 +74,14 @@ def test_only_a_writer_of_the_newest_version_replaces_it(open_backend: Open) -> 
     assert second is not None and second[0] > first[0] and second[1] == b"two"
 
 
-def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> None:
+def test_of_racing_writers_exactly_one_wins_each_version(open_backend):
     """Six threads, released together, try to succeed the same version, again and again."""
     backends = [open_backend() for _ in range(6)]
     rounds = times(backends[0], 30)
     barrier = threading.Barrier(len(backends))
-    wins: list[tuple[int, bytes]] = []
+    wins = []
 
-    def race(me: int) -> None:
+    def race(me):
         for round_ in range(rounds):
             barrier.wait(timeout=60)
             found = backends[me].read()
@@ -99,7 +97,7 @@ def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> 
     assert newest is not None and newest[1] == wins[-1][1]
 
 
-def test_the_newest_text_of_each_node_is_shown(open_backend: Open) -> None:
+def test_the_newest_text_of_each_node_is_shown(open_backend):
     """A node whose id looks like a path shows three; few or many of forty more are asked for, one
     of which does not exist.
     """
@@ -122,7 +120,7 @@ class FailingTraffic(Traffic):
 
     fails_in, is_lost, error = 0, False, Exception()
 
-    def call(self, kind: str, seconds: float, effect: Callable[[], Any]) -> Any:
+    def call(self, kind, seconds, effect):
         self.clock.sleep(seconds)
         self.fails_in -= 1
         if self.fails_in or self.is_lost:
@@ -132,7 +130,7 @@ class FailingTraffic(Traffic):
         return found
 
 
-def tried(call: Callable[..., Any], *arguments: Any) -> Any:
+def tried(call, *arguments):
     try:
         return call(*arguments)
     except BackendFailed:
@@ -144,14 +142,12 @@ def tried(call: Callable[..., Any], *arguments: Any) -> Any:
     ("server", "error"),
     [(None, OSError("I/O")), (Etcd, BackendFailed()), (Store, BackendFailed()), (Bucket, StoreFailed())],
 )
-def test_a_call_that_fails_says_so_and_is_no_half_call(
-    server: Any, error: Exception, is_lost: bool, tmp_path: Path
-) -> None:
+def test_a_call_that_fails_says_so_and_is_no_half_call(server, error, is_lost, tmp_path):
     """Each call of a client to its server fails once: what it did is there as a whole or not at
     all, and where it raised no error it said what is so. The calls after it make up for it.
     """
     for fails_in in count(1):
-        traffic = FailingTraffic(FakeClock())  # type: ignore[arg-type]
+        traffic = FailingTraffic(FakeClock())
         path = tmp_path / str(fails_in)
         with folder(traffic, path) if server is None else nullcontext(server(traffic).open) as open_backend:
             ours, theirs = opened = open_backend(), open_backend()
@@ -159,7 +155,7 @@ def test_a_call_that_fails_says_so_and_is_no_half_call(
                 each._state_s = each._beats_s = 0.0  # an object store is asked each time
             assert ours.compare_and_set(None, b"old")
             ours.show("a", "1")
-            old: Any = ours.read()
+            old = ours.read()
             traffic.error, traffic.is_lost, traffic.fails_in = error, is_lost, fails_in
             read = tried(ours.read)
             is_set, is_shown = tried(ours.compare_and_set, old[0], b"new"), tried(ours.show, "a", "2")
@@ -167,7 +163,7 @@ def test_a_call_that_fails_says_so_and_is_no_half_call(
             if traffic.fails_in > 0:
                 assert fails_in > 4
                 return
-            there: Any = theirs.read()
+            there = theirs.read()
             texts = theirs.shown()
             assert read in (BackendFailed, old) and shown in (BackendFailed, texts)
             assert there[1] == b"new" or (there == old and is_set is not True)

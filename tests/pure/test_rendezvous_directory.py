@@ -12,7 +12,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 
 
-def test_a_writer_that_slept_recreates_no_deleted_version(tmp_path: Path) -> None:
+def test_a_writer_that_slept_recreates_no_deleted_version(tmp_path):
     """It has read version 1 and sleeps until the successor of 1 is deleted as too old, so its name
     is free.
     """
@@ -22,13 +22,13 @@ def test_a_writer_that_slept_recreates_no_deleted_version(tmp_path: Path) -> Non
         assert busy.compare_and_set(version, str(version + 1).encode())
     # The listing before the link is as old as the sleeper; the one after it is up to date.
     old, listed = [[1]], sleeper._versions
-    sleeper._versions = lambda: old.pop() if old else listed()  # type: ignore[method-assign]
+    sleeper._versions = lambda: old.pop() if old else listed()
     assert not sleeper.compare_and_set(1, b"zombie")
     assert len(list(tmp_path.glob("state-*"))) == directory.KEPT_VERSIONS
     assert DirectoryBackend(tmp_path).read() == (40, b"40")
 
 
-def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path):
     """A draft, a heartbeat and files of another program are two hours old; a heartbeat is fresh."""
     backend = DirectoryBackend(tmp_path)
     old, live = "host-1-0123abcd", "host-2-0123abcd"
@@ -45,7 +45,7 @@ def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path)
     assert left == {f"beats/{live}", *foreign}
 
 
-def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path):
     """A name, or its parent's, belongs to a file, or to a file system without room for files."""
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "r", Path("/proc"), Path("/proc/rendezvous")):
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> Non
             DirectoryBackend(path)
 
 
-def test_of_two_histories_the_later_generation_counts(tmp_path: Path) -> None:
+def test_of_two_histories_the_later_generation_counts(tmp_path):
     """A person empties the folder while a node sleeps; another begins it again, below the sleeper's
     version, first in the same generation and then in a later one.
     """
@@ -69,9 +69,7 @@ def test_of_two_histories_the_later_generation_counts(tmp_path: Path) -> None:
         assert sleeper.read() == ((3, b'{"generation": 2}') if counts else (1, value))
 
 
-def test_a_folder_emptied_between_link_and_listing_fails_no_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_emptied_between_link_and_listing_fails_no_call(tmp_path, monkeypatch):
     """A person removes all files just after the link."""
     backend = DirectoryBackend(tmp_path)
     listings = iter([[], []])
@@ -79,12 +77,10 @@ def test_a_folder_emptied_between_link_and_listing_fails_no_call(
     assert backend.compare_and_set(None, b"one")
 
 
-def test_a_file_system_without_hard_links_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_hard_links_is_refused_at_once(tmp_path, monkeypatch):
     """As exFAT answers; no draft is left behind."""
 
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source, target):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -93,7 +89,7 @@ def test_a_file_system_without_hard_links_is_refused_at_once(
     assert list((tmp_path / "r").iterdir()) == []
 
 
-def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> None:
+def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path):
     """The disk has 70 bytes, and each new file takes more than what is left.
 
     A process that read before version 4 and comes late is still told so.
@@ -101,7 +97,7 @@ def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> N
     backend, late = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
     write = os.write
 
-    def full(fd: int, data: bytes) -> int:
+    def full(fd, data):
         is_new = not os.fstat(fd).st_size
         used_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         if is_new and used_bytes + len(data) > 70:

@@ -17,32 +17,32 @@ POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 SETTINGS = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=9, keep_alive_s=2.0)
 
 
-def node(name: str, nproc: int = 1) -> Node:
+def node(name, nproc=1):
     return Node(id=name, address="127.0.0.1", nproc=nproc)
 
 
-def formed(*names: str) -> Group:
+def formed(*names):
     return again(Group(), *names)
 
 
-def closed(group: Group, cause: str = transitions.FAILURE, step: int = 0, *, counts: bool = True) -> Group:
+def closed(group, cause=transitions.FAILURE, step=0, *, counts=True):
     return transitions.close(
         group, generation=group.generation, cause=cause, step=step, counts=counts, failure=None
     )
 
 
-def rejoined(group: Group, *names: str) -> Group:
+def rejoined(group, *names):
     for name in names:
         group = transitions.join(group, node(name))
     return group
 
 
-def again(group: Group, *names: str) -> Group:
+def again(group, *names):
     """These nodes wait, and form the next generation."""
     return transitions.form(rejoined(group, *names), alive=set(names), endpoint="h:1", policy=POLICY)
 
 
-def test_a_state_whose_fields_contradict_each_other_is_refused() -> None:
+def test_a_state_whose_fields_contradict_each_other_is_refused():
     """A node is listed twice; a generation is open without an endpoint."""
     group = formed("a")
     with pytest.raises(GroupDamaged, match="twice"):
@@ -51,14 +51,14 @@ def test_a_state_whose_fields_contradict_each_other_is_refused() -> None:
         Group.parse(replace(group, endpoint=None).to_json())
 
 
-def test_a_long_traceback_keeps_its_end() -> None:
+def test_a_long_traceback_keeps_its_end():
     """The last line names the error. 8 KiB are kept, without half a character."""
     failure = WorkerFailure(node="a", rank=0, message="m", traceback="é" * 9000 + "ValueError: end")
     assert failure.traceback.endswith("ValueError: end") and len(failure.traceback.encode()) <= 8192
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
-def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[int, bool]]) -> None:
+def test_restarts_are_the_failures_since_the_last_new_step(closings):
     """Any sequence of closed generations. The twin searches the whole history for the last one with
     a new step.
     """
@@ -72,7 +72,7 @@ def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[
 
 
 @pytest.mark.parametrize("steps_between", [0, 1])
-def test_a_storm_of_preemptions_uses_up_no_restart(steps_between: int) -> None:
+def test_a_storm_of_preemptions_uses_up_no_restart(steps_between):
     """Each machine that goes loses its workers before its agent, which counts that as a failure;
     another one takes its place. Then the recipe fails between preemptions, which counts, and after
     a planned leave, which explains nothing.
@@ -94,7 +94,7 @@ def test_a_storm_of_preemptions_uses_up_no_restart(steps_between: int) -> None:
     assert (group.restarts, group.cause) == (3, transitions.FAILURE)
 
 
-def test_a_node_of_an_older_generation_changes_nothing() -> None:
+def test_a_node_of_an_older_generation_changes_nothing():
     """A node of generation 1 wakes up in generation 2 and reports failure, completion and the end
     of the run.
     """
@@ -107,7 +107,7 @@ def test_a_node_of_an_older_generation_changes_nothing() -> None:
     assert transitions.leave(second, "b") == second
 
 
-def test_the_culprit_may_add_its_failure_after_a_victim_closed() -> None:
+def test_the_culprit_may_add_its_failure_after_a_victim_closed():
     """The victim closes first, without a traceback. The second close adds one and counts nothing; a
     third is ignored.
     """
@@ -122,9 +122,7 @@ def test_the_culprit_may_add_its_failure_after_a_victim_closed() -> None:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 9))
-def test_spares_wait_and_never_cause_a_new_generation(
-    sizes: list[int], max_nodes: int, max_workers: int
-) -> None:
+def test_spares_wait_and_never_cause_a_new_generation(sizes, max_nodes, max_workers):
     """Any sizes and limits: the generation keeps within them, and to form again at once would admit
     no other node.
     """
@@ -152,9 +150,7 @@ said = st.builds(UnreachableReport, node=who, peers=st.lists(who, unique=True, m
     st.sets(who),
     st.integers(1, 4),
 )
-def test_members_reach_each_other_and_the_generation_stays_open(
-    members: list[str], arrived: list[str], reports: list[UnreachableReport], alive: set[str], max_nodes: int
-) -> None:
+def test_members_reach_each_other_and_the_generation_stays_open(members, arrived, reports, alive, max_nodes):
     """Any members return, any others arrive, any reports: no report closes the new generation
     again, and a previous member is left out only because of a report.
     """
@@ -175,7 +171,7 @@ def test_members_reach_each_other_and_the_generation_stays_open(
     assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
 
 
-def test_a_run_that_begins_again_goes_on_counting_generations() -> None:
+def test_a_run_that_begins_again_goes_on_counting_generations():
     """A person starts a run again that failed after two restarts; or a new one with --fresh, whose
     first node waited for another one and was killed.
     """
@@ -188,10 +184,10 @@ def test_a_run_that_begins_again_goes_on_counting_generations() -> None:
     assert (found.generation, found.cause) == (3, transitions.START)
 
 
-def test_failures_without_a_new_step_wait_longer_each_time() -> None:
+def test_failures_without_a_new_step_wait_longer_each_time():
     """At once, and then 1, 2, 4 s and so on up to 30 s; a change of membership never waits."""
 
-    def is_ready(group: Group, waited_s: float) -> bool:
+    def is_ready(group, waited_s):
         timing = Timing(now_s=100.0 + waited_s, closed_since_s=100.0, enough_since_s=100.0)
         found = transitions.next_action(group, node("a"), alive={"a"}, timing=timing, policy=POLICY)
         return found.action == GroupAction.FORM
@@ -204,13 +200,13 @@ def test_failures_without_a_new_step_wait_longer_each_time() -> None:
         assert is_ready(replace(group, cause=transitions.NODE_LOST), 0.0)
 
 
-def test_only_a_first_generation_waits_for_stragglers() -> None:
+def test_only_a_first_generation_waits_for_stragglers():
     """One node of at most four waits, and one is enough since a second: at the start, after a
     failure, and after all nodes left.
     """
     just_now = Timing(now_s=10.0, closed_since_s=10.0, enough_since_s=9.0)
 
-    def action(group: Group, timing: Timing = just_now) -> GroupAction:
+    def action(group, timing=just_now):
         return transitions.next_action(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
 
     drained = transitions.leave(formed("a"), "a")
@@ -224,7 +220,7 @@ def test_only_a_first_generation_waits_for_stragglers() -> None:
     assert full.action == GroupAction.FORM
 
 
-def test_a_node_without_a_heartbeat_dies_after_the_keep_alive() -> None:
+def test_a_node_without_a_heartbeat_dies_after_the_keep_alive():
     """Its id is in the group and its counter never appears. A counter that is missing for a moment
     is no sign of life.
     """
@@ -237,14 +233,14 @@ def test_a_node_without_a_heartbeat_dies_after_the_keep_alive() -> None:
     assert view.alive == set()
 
 
-def documented_actions() -> dict[tuple[str, str], set[str]]:
+def documented_actions():
     """The table of actions in the docstring of the module."""
     _, _, table = (transitions.__doc__ or "").partition("its action")
     rows = [line.split("|") for line in table.splitlines() if line.count("|") == 2]
     return {(state.strip(), who.strip()): set(acts.strip().split(", ")) for state, who, acts in rows}
 
 
-def role(group: Group, me: str, alive: set[str]) -> tuple[str, str]:
+def role(group, me, alive):
     """The row of the table that a node finds itself in."""
     if group.ended:
         return "ended", "is any"
@@ -274,9 +270,7 @@ some_timings = st.builds(Timing, now_s=st.just(100.0), closed_since_s=seconds, e
 
 
 @given(some_groups, who, st.sets(who), some_timings, st.integers(1, 3))
-def test_a_node_does_what_the_documented_table_says(
-    group: Group, me: str, alive: set[str], timing: Timing, min_nodes: int
-) -> None:
+def test_a_node_does_what_the_documented_table_says(group, me, alive, timing, min_nodes):
     """Any group, node, set of live nodes and waiting times. Only of live nodes one is formed."""
     policy, alive = replace(POLICY, min_nodes=min_nodes), alive | {me}
     decision = transitions.next_action(group, node(me), alive=alive, timing=timing, policy=policy)
@@ -288,9 +282,7 @@ def test_a_node_does_what_the_documented_table_says(
 @pytest.mark.parametrize(
     ("is_shared", "alive", "goes"), [(True, "ab", True), (True, "a", False), (False, "ab", False)]
 )
-def test_a_leaver_stays_a_member_until_a_live_one_has_its_state(
-    is_shared: bool, alive: str, goes: bool
-) -> None:
+def test_a_leaver_stays_a_member_until_a_live_one_has_its_state(is_shared, alive, goes):
     group = transitions.withdraw(formed("a", "b"), "a", alive=set(alive), is_shared=is_shared)
     assert not group.open
     assert ("a" not in group.member_ids) == goes

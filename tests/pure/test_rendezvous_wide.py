@@ -18,12 +18,12 @@ from elastic.rendezvous.group_writer import Verb, granted, request_text
 from elastic.rendezvous.observer import ALL_WATCH_ALL, WATCHED, watched_by
 
 
-def names_of(count: int) -> list[str]:
+def names_of(count):
     return [f"n{number:04d}" for number in range(count)]
 
 
 @given(st.integers(1, 400), st.data())
-def test_any_deaths_are_seen_by_some_node_that_lives(count: int, data: st.DataObject) -> None:
+def test_any_deaths_are_seen_by_some_node_that_lives(count, data):
     """Any nodes die at once: one that lives watches one of them, and then watches all."""
     nodes = frozenset(names_of(count))
     dead = data.draw(st.sets(st.sampled_from(sorted(nodes)), max_size=count - 1))
@@ -31,7 +31,7 @@ def test_any_deaths_are_seen_by_some_node_that_lives(count: int, data: st.DataOb
 
 
 @pytest.mark.parametrize("count", [1, ALL_WATCH_ALL, ALL_WATCH_ALL + 1, 100, 1000])
-def test_each_node_watches_few_and_is_watched_by_as_many(count: int) -> None:
+def test_each_node_watches_few_and_is_watched_by_as_many(count):
     """In a small group all watch all."""
     nodes = frozenset(names_of(count))
     watches = [watched_by(name, nodes) for name in nodes]
@@ -51,9 +51,7 @@ wished = st.tuples(st.sampled_from(Verb), st.integers(0, 3), nodes).filter(
 
 
 @given(st.lists(wished, max_size=8, unique_by=lambda each: each[2].id), st.sets(who), st.booleans())
-def test_one_version_has_what_nodes_would_write_one_by_one(
-    wishes: list[tuple[Verb, int, Node]], dead: set[str], is_member: bool
-) -> None:
+def test_one_version_has_what_nodes_would_write_one_by_one(wishes, dead, is_member):
     """The twin lets each live node make its own transition, in the order of names; what is wanted
     of another generation is void.
     """
@@ -81,7 +79,7 @@ WISH = request_text(Verb.JOIN, GROUP, Node(id="a", address="h", nproc=1))
 
 
 @given(st.text(max_size=20) | spoiled(json.loads(WISH)).map(json.dumps))
-def test_a_text_that_is_no_request_is_void(text: str) -> None:
+def test_a_text_that_is_no_request_is_void(text):
     """Any process can write there; with a wrong node in the group, none could read it."""
     assert granted(GROUP, {"a": WISH}, dead=set()).waiting_ids == {"a"}
     assert granted(GROUP, {"b": WISH}, dead=set()) == GROUP
@@ -90,7 +88,7 @@ def test_a_text_that_is_no_request_is_void(text: str) -> None:
     assert found.waiting_ids <= {"a"}
 
 
-def test_a_newcomer_lets_no_node_go_that_may_be_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_lets_no_node_go_that_may_be_the_last(monkeypatch):
     """A member asks to leave its state to the others, which are dead. It does not know that yet,
     and a node that has just come, to which all are alive, writes for others.
     """

@@ -3,12 +3,10 @@
 import io
 import json
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hostile import json_values, junk, spoiled, texts
@@ -55,7 +53,7 @@ ME = Node(id="me", address="127.0.0.1", nproc=1)
 SETTINGS = SharedSettings(run=ANY_RUN, min_nodes=1, max_nodes=4, keep_alive_s=2.0)
 
 
-def group() -> Group:
+def group():
     empty, other = Group(settings=SETTINGS), Node(id="a", address="h", nproc=2)
     waiting = transitions.join(transitions.join(empty, other), ME)
     opened = transitions.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
@@ -64,17 +62,17 @@ def group() -> Group:
     return transitions.close(opened, generation=1, **how)
 
 
-def decode(data: bytes) -> None:
+def decode(data):
     hashes_of(safetensors_header.LENGTH.pack(len(data)) + data)
 
 
-def agent_link(text: str) -> environment.AgentLink:
+def agent_link(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment.os, "environ", {environment.AGENT: text})
         return environment._decode(environment.AgentLink, environment.AGENT)
 
 
-READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
+READERS = {
     "run.json": (identity.parse, UsageError),
     "COMMIT.json": (commit_record.parse, CheckpointDamaged),
     "payload": (hashes_of, CheckpointDamaged),
@@ -161,7 +159,7 @@ RIGHT = {
 
 
 @st.composite
-def logged(draw: st.DrawFn) -> dict[str, Any]:
+def logged(draw):
     """An event whose fields mostly have the right type, and sometimes hold anything."""
     name = draw(st.sampled_from(sorted(events.KINDS)))
     kinds = logged_event.HEAD | {each.name: each.type for each in fields(events.KINDS[name])}
@@ -178,11 +176,11 @@ OF_A_STEP = {
 steps = st.fixed_dictionaries({"step": st.integers(0, 9) | json_values}, optional=OF_A_STEP)
 
 
-def is_harmless(text: str) -> bool:
+def is_harmless(text):
     return all(each.isprintable() or each in "\n\t" for each in text)
 
 
-def shown(thing: Any) -> str:
+def shown(thing):
     out = io.StringIO()
     Console(file=out, highlight=False, force_terminal=False, width=200).print(thing, soft_wrap=True)
     return out.getvalue()

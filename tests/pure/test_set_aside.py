@@ -19,19 +19,19 @@ from elastic.system.clock import SystemClock
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path):
     run = RunDir.parse(str(tmp_path / "run"))
     run.local.mkdir()
     (run.local / "run.json").write_text("{}")
     return run
 
 
-def is_free(folder: Path) -> bool:
+def is_free(folder):
     found = meeting_place.newest(RunDir.parse(str(folder)), SystemClock())
     return found is not None and found[1].kind == NOBODY
 
 
-def test_a_renamed_run_leaves_its_group_behind(run: RunDir) -> None:
+def test_a_renamed_run_leaves_its_group_behind(run):
     """Processes of it that wake up late are fenced; the run may go on under its new name."""
     run.rendezvous.mkdir()
     set_aside(run, SystemClock(), lambda _text: None)
@@ -40,9 +40,7 @@ def test_a_renamed_run_leaves_its_group_behind(run: RunDir) -> None:
     assert is_free(aside)
 
 
-def test_a_directory_that_cannot_be_renamed_stays_and_is_free(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_renamed_stays_and_is_free(run, monkeypatch):
     """As where it is a mount point."""
     monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError("busy")))
     with pytest.raises(UsageError, match="busy"):
@@ -50,10 +48,10 @@ def test_a_directory_that_cannot_be_renamed_stays_and_is_free(
     assert is_free(run.local)
 
 
-def test_a_run_that_began_during_a_pause_is_not_renamed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_began_during_a_pause_is_not_renamed(run, monkeypatch):
     """It has taken the place, and is stopped before it renames."""
 
-    def stop(_now_s: float) -> str:
+    def stop(_now_s):
         meeting_place.put(run, 2, Place(kind="dir"))
         return "later"
 
@@ -63,7 +61,7 @@ def test_a_run_that_began_during_a_pause_is_not_renamed(run: RunDir, monkeypatch
     assert [path.name for path in run.local.parent.iterdir()] == ["run"] and not is_free(run.local)
 
 
-def test_what_holds_no_run_is_not_renamed(tmp_path: Path) -> None:
+def test_what_holds_no_run_is_not_renamed(tmp_path):
     set_aside(RunDir.parse(str(tmp_path)), SystemClock(), print)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "notes").touch()
@@ -71,9 +69,7 @@ def test_what_holds_no_run_is_not_renamed(tmp_path: Path) -> None:
         set_aside(RunDir.parse(str(tmp_path)), SystemClock(), print)
 
 
-def test_a_run_begun_anew_elsewhere_takes_nothing_of_the_older(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_begun_anew_elsewhere_takes_nothing_of_the_older(tmp_path, monkeypatch):
     """The bucket was emptied. This machine has the end of the older run."""
     monkeypatch.chdir(tmp_path)
     run, clock = RunDir.parse("memory://bucket/run"), SystemClock()
