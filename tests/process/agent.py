@@ -17,6 +17,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -71,6 +72,7 @@ def run_forked(command: list[str], *, env: dict[str, str], stdout: IO[bytes], **
 
     def run() -> None:
         environment.replace(env)
+        tempfile.tempdir = None  # found for the environment of this process before
         sys.argv = command[command.index("elastic.cli") :]
         cli.command()
 

@@ -13,7 +13,6 @@ from page_server import served
 from elastic.config.run_dir import RunDir
 from elastic.report.views import readable
 
-TWO = ("--max-nodes", "2", "--last-call", "10min")
 STEPS = 24
 
 
@@ -34,9 +33,9 @@ class Machines:
         machine.gates = self.all.gates
         machine.run = RunDir.parse(self.url)
         # Long enough for nodes on one busy machine; the default is 15 s in an object store.
-        words = ("--snapshot-every", "1", "--keep-alive", "6s", *options)
-        self.all.agents.append(machine.start(*words))
-        return self.all.agents[-1]
+        started = machine.start("--snapshot-every", "1", "--keep-alive", "6s", *options)
+        self.all.agents.append(started)
+        return started
 
     def events(self, name, **fields):
         """All events that the machines have written so far."""
@@ -60,6 +59,14 @@ class Machines:
             found = self.all.inspects(*words)
         assert not list(elsewhere.iterdir())
         return found
+
+    def shows(self, command, condition, what):
+        """Wait until enough is uploaded for it: a disk that is lost takes the other lines along."""
+
+        def is_uploaded():
+            return condition(self.inspects(command, self.url)[1])
+
+        wait_for(is_uploaded, f"{what} in the store", poll_s=1.0)  # each look downloads
 
     def is_like(self, undisturbed):
         """Check from the store alone that the run is the undisturbed one: the same digest, and
@@ -88,12 +95,13 @@ def test_nodes_die_one_by_one_and_another_machine_resumes(machines, undisturbed,
     begins another run from it in the end. elastic-train reads both from elsewhere.
     """
     machines.all.shut(5, 10, 13, 15)
-    options = (*TWO, "--keep", "9", "--max-restarts", "0")
+    options = ("--max-nodes", "2", "--last-call", "10min", "--keep", "9", "--max-restarts", "0")
     agents = [machines.start(*options) for _ in range(2)]
     machines.all.stands(5, ranks=2)
     machines.happens("checkpoint_committed", step=4)
     machines.all.open(5)
     machines.all.stands(10, ranks=2)
+    machines.shows("report", lambda found: found["generations"], "generation 1")
     doomed = machines.agent_of_rank(0, generation=1)
     (other,) = (agent for agent in agents if agent is not doomed)
     doomed.signal(signal.SIGKILL)
@@ -103,11 +111,7 @@ def test_nodes_die_one_by_one_and_another_machine_resumes(machines, undisturbed,
     machines.happens("checkpoint_committed", step=12)
     machines.all.open(13)
     machines.all.stands(15, ranks=1)
-
-    def is_uploaded():
-        return machines.inspects("status", machines.url)[1]["step"] == 14
-
-    wait_for(is_uploaded, "step 14 in the store", poll_s=1.0)  # each look downloads
+    machines.shows("status", lambda found: found["step"] == 14, "step 14")
     other.signal(signal.SIGKILL)
     other.wait()
     machines.all.open(15)
