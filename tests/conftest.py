@@ -1,7 +1,7 @@
 """Fixtures that the tests of all folders share."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,8 @@ from etcd_servers import EtcdServers
 from faulty_storage import FaultyStorage
 from s3_server import S3Server
 
+from elastic.cli import main
+from elastic.errors import EXIT_USAGE
 from elastic.storage.remote import Objects
 
 SHARED = ("ranks", "s3", "etcd", "chromium")
@@ -33,6 +35,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in set(SHARED).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command in this process, which ends with this code: what it printed, or its refusal."""
+
+    def run(code: int, *words: object) -> str:
+        assert main([str(word) for word in words]) == code
+        found = capsys.readouterr()
+        return found.err if code == EXIT_USAGE else found.out
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from elastic.cli import main
-
 
 @pytest.fixture
 def refused(drill):
@@ -67,7 +65,7 @@ def test_another_runs_directory_is_refused_with_differences(refused, drill, reci
     assert "expected no --fresh in a job that Slurm has requeued" in refused(*fresh, env=requeued)
 
 
-def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, capsys):
+def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, printed):
     """The library for s3:// is not installed, and fsspec raises ImportError."""
 
     def missing(*arguments, **options):
@@ -75,8 +73,8 @@ def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, m
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    assert main([str(recipes / "tiny.py"), "--run-dir", "s3://bucket/run"]) == 2
-    assert "pip install elastic-train[s3]" in capsys.readouterr().err
+    said = printed(2, recipes / "tiny.py", "--run-dir", "s3://bucket/run")
+    assert "pip install elastic-train[s3]" in said
     assert not list(tmp_path.iterdir())
 
 

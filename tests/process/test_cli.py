@@ -8,8 +8,6 @@ from dataclasses import replace
 import drawn_runs
 import pytest
 
-from elastic.cli import main
-
 
 @pytest.fixture
 def make_run(tmp_path):
@@ -23,7 +21,7 @@ def make_run(tmp_path):
     return make
 
 
-def test_reading_commands_print_one_json_value_or_a_table(make_run, capsys):
+def test_reading_commands_print_one_json_value_or_a_table(make_run, printed):
     """`diff` exits with 1 where runs differ, and names the first step that does."""
     run, other = make_run("a"), make_run("b", "e" * 16)
     for words, code, name, expected in (
@@ -32,11 +30,8 @@ def test_reading_commands_print_one_json_value_or_a_table(make_run, capsys):
         (["diff", run, run], 0, "first_difference", None),
         (["diff", run, other], 1, "first_difference", 2),
     ):
-        assert main([*words, "--json"]) == code
-        assert json.loads(capsys.readouterr().out)[name] == expected
-    for command in ("report", "status", "verify"):
-        assert main([command, run]) == 0
-    text = capsys.readouterr().out
+        assert json.loads(printed(code, *words, "--json"))[name] == expected
+    text = "".join(printed(0, command, run) for command in ("report", "status", "verify"))
     assert "abab" in text and "finished" in text
     assert "no checkpoint was committed (a script" in text
 
@@ -51,16 +46,14 @@ def test_reading_commands_print_one_json_value_or_a_table(make_run, capsys):
         (["check", "r.py", "--steps", "2"], "expected a whole number of at least 3"),
     ],
 )
-def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, capsys):
-    assert main(argv) == 2
-    error = capsys.readouterr().err
+def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, printed):
+    error = printed(2, *argv)
     assert says in error
     assert "Traceback" not in error
 
 
-def test_the_help_explains_commands_options_and_exit_codes(capsys):
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
+def test_the_help_explains_commands_options_and_exit_codes(printed):
+    text = printed(0, "--help")
     for part in ("examples:", "exit codes:", "--min-nodes", "elastic-train diff"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100

@@ -142,13 +142,13 @@ def test_the_names_of_a_hostile_run_are_text(show):
     assert len(page.complaints()) == 1
 
 
-def test_two_runs_lie_over_each_other_with_their_difference(chromium, tmp_path, capsys):
+def test_two_runs_lie_over_each_other_with_their_difference(chromium, tmp_path, printed):
     events, lines = drawn_runs.of_generations(2, 40)
     other = lines[:29] + [replace(each, loss=each.loss + 1, chain="0" * 16) for each in lines[29:]]
     a, b = drawn_runs.write(tmp_path / "a", events, lines), drawn_runs.write(tmp_path / "b", events, other)
 
-    assert main(["diff", str(a), str(b), "--html", str(tmp_path / "pair.html")]) == 1
-    assert "the first step at which the runs differ is 30" in capsys.readouterr().out
+    said = printed(1, "diff", a, b, "--html", tmp_path / "pair.html")
+    assert "the first step at which the runs differ is 30" in said
     page = chromium.open((tmp_path / "pair.html").as_uri())
     assert text(page, "h1") == "The first step at which the runs differ is 30."
     lines_of = "page.charts.map((chart) => [chart.plot.series.length - 1, chart.options.parts])"

@@ -16,8 +16,6 @@ import run_records
 from page_server import COMMAND
 from watched import shown
 
-from elastic.cli import main
-
 STEPS = 24  # of the recipe
 
 
@@ -170,13 +168,12 @@ def test_a_step_whose_line_another_node_has_is_reported_later(drill, tracked):
         ("board", "pip install --force-reinstall 'elastic-train[tensorboard]'"),
     ],
 )
-def test_a_tensorboard_that_cannot_be_written_is_refused(where, says, recipes, capsys, tmp_path, monkeypatch):
+def test_a_tensorboard_that_cannot_be_written_is_refused(
+    where, says, recipes, printed, tmp_path, monkeypatch
+):
     """No folder, or a tensorboardX that cannot be imported."""
     monkeypatch.chdir(tmp_path)
     Path("README.md").write_text("a file")
     monkeypatch.setitem(sys.modules, "elastic.report.tensorboard", None)
-
-    assert main([str(recipes / "tiny.py"), "--tensorboard", where]) == 2
-
-    assert says in capsys.readouterr().err
+    assert says in printed(2, recipes / "tiny.py", "--tensorboard", where)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]

@@ -8,7 +8,6 @@ import drawn_runs
 import pytest
 from page_server import served
 
-from elastic.cli import main
 from elastic.commands import command_parser
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
@@ -73,17 +72,16 @@ def test_an_own_name_is_an_address_or_what_the_server_was_told(host, is_own):
     assert is_own_name(host, "node-7") is is_own
 
 
-def test_it_listens_where_it_is_told_and_says_who_can_read_it(run, serve, tmp_path, capsys, monkeypatch):
-    parser = command_parser()[1]["serve"]
-    assert str(parser.parse_args(["runs/x"]).listen) == "127.0.0.1:8080"
+def test_it_listens_where_it_is_told_and_says_who_can_read_it(run, serve, tmp_path, printed, monkeypatch):
+    assert str(command_parser()[1]["serve"].parse_args(["runs/x"]).listen) == "127.0.0.1:8080"
     assert serve(run, "--listen", "0.0.0.0:0").said.endswith("; who reaches this address can read it\n")
     monkeypatch.setattr("os.nice", lambda _more: None)  # what follows runs in this process
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert main(["serve", str(run), "--listen", where]) == 2
-        assert f"expected to listen on {where}, found: Address already in use" in capsys.readouterr().err
-    assert main(["serve", str(tmp_path), "--listen", "127.0.0.1:0"]) == 2
-    assert "expected a run directory, found no run in" in capsys.readouterr().err
+        said = printed(2, "serve", run, "--listen", where)
+        assert f"expected to listen on {where}, found: Address already in use" in said
+    said = printed(2, "serve", tmp_path, "--listen", "127.0.0.1:0")
+    assert "expected a run directory, found no run in" in said
 
 
 def test_an_open_page_shows_new_steps_and_a_lost_server(run, serve, chromium, tmp_path):

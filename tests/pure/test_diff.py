@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import IDENTITY
 
-from elastic.cli import main
 from elastic.observe.step_columns import StepBatch
 from elastic.observe.step_line import StepLine
 from elastic.report.diff import ComparedRun, StepChains, compare
@@ -69,7 +68,7 @@ def begun(folder, chains, identity=IDENTITY, *events):
     return str(folder)
 
 
-def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, capsys):
+def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, printed):
     """Two of 77 lines are damaged in the middle of the file. A last line without its end is that of
     a run that goes on, or was killed.
     """
@@ -79,24 +78,19 @@ def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, capsys):
     metrics = tmp_path / "b/metrics.jsonl"
     lines = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*lines, '{"step": 78, "ch']))
-    assert main(["diff", a, b]) == 0
-    assert "the same at all 77 steps, and the same final digest\n" in capsys.readouterr().out
-
+    assert "the same at all 77 steps, and the same final digest\n" in printed(0, "diff", a, b)
     lines[20], lines[40] = lines[20].replace("step", "st\0"), lines[40][:-3]
     metrics.write_text("\n".join([*lines, ""]))
-    assert main(["diff", a, b, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(0, "diff", a, b, "--json"))
     assert found["reason"] == (
         "the same at 75 of 77 steps, and the same final digest;"
         " 2 lines in the metrics of B cannot be read: not compared"
     )
     assert (found["a"]["unreadable_lines"], found["b"]["unreadable_lines"]) == (0, 2)
-    assert main(["report", b]) == 0
-    assert "2 lines cannot be read; those steps are in no figure" in capsys.readouterr().out
+    assert "2 lines cannot be read; those steps are in no figure" in printed(0, "report", b)
     lines[30] = lines[30].replace("a" * 16, "b" * 16)
     metrics.write_text("\n".join([*lines, ""]))
-    assert main(["diff", a, b]) == 1
-    assert "is 31; 2 lines in the metrics of B cannot be read" in capsys.readouterr().out
+    assert "is 31; 2 lines in the metrics of B cannot be read" in printed(1, "diff", a, b)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,7 @@ def test_runs_are_the_same_as_far_as_both_have_recorded(a, b, same, says):
     assert says in found.reason
 
 
-def test_runs_that_differ_say_what_they_were_begun_with(tmp_path, capsys):
+def test_runs_that_differ_say_what_they_were_begun_with(tmp_path, printed):
     """Another argument and an edited recipe, in one line and in the JSON; nothing is said of runs
     that are the same, and a run whose run.json is damaged is compared all the same.
     """
@@ -130,9 +124,7 @@ def test_runs_that_differ_say_what_they_were_begun_with(tmp_path, capsys):
         begun(tmp_path / name, chains, begun_with)
         for name, chains, begun_with in (("a", "ab", IDENTITY), ("b", "ac", other), ("c", "ab", other))
     )
-    assert main(["diff", a, b]) == 1
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if "other settings" in line]
+    (said,) = [line for line in printed(1, "diff", a, b).splitlines() if "other settings" in line]
     assert "recipe arguments: --epochs 3 in A, --epochs 4 in B; recipe's text: sha256 " in said
     (tmp_path / "b" / "run.json").write_text("{}")
-    assert [main(["diff", a, other]) for other in (b, c)] == [1, 0]
-    assert "other settings" not in capsys.readouterr().out
+    assert "other settings" not in printed(1, "diff", a, b) + printed(0, "diff", a, c)

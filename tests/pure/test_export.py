@@ -95,7 +95,7 @@ def test_a_part_of_a_module_keeps_the_versions_of_its_layers(part, make_run, tmp
     assert same(dict(fresh.state_dict()), dict(trained.get_submodule(part).state_dict()))
 
 
-def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_path, capsys):
+def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_path, capsys, printed):
     """One bit of the newest payload is another: with its step named, nothing else will do."""
     for step in (10, 20, 30, 40):
         run = make_run(step, count=average(step))
@@ -103,8 +103,7 @@ def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_pa
     file = tmp_path / "m.pt"
     words = [str(file), "--entry", "count.shadow"]
 
-    assert main(["export", f"{run}@40", *words]) == 2
-    assert "expected step 40" in capsys.readouterr().err and not file.exists()
+    assert "expected step 40" in printed(2, "export", f"{run}@40", *words) and not file.exists()
     for named, value in (("@20", 20.0), ("", 30.0)):
         assert main(["export", f"{run}{named}", *words, "--overwrite"]) == 0
         assert torch.load(file)["a.weight"][0] == value
@@ -125,13 +124,12 @@ def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_pa
         ("taken.pt", "exists; take another name, or replace it with --overwrite"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(words, says, make_run, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_exported_is_refused(words, says, make_run, tmp_path, printed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "taken.pt").write_text("precious")
     run = make_run(model=nn.Linear(2, 1), average=average())
-    assert main(["export", str(run), *words.split()]) == 2
-    assert says in capsys.readouterr().err
+    assert says in printed(2, "export", run, *words.split())
     assert (tmp_path / "taken.pt").read_text() == "precious" and not (tmp_path / "m.pth").exists()
 
 

@@ -92,5 +92,4 @@ def test_the_parts_add_up_to_the_whole(history):
     assert found.paused_s == pytest.approx(pauses_s)
     assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
     waits_s = 7.0 if lefts[-1] is None else 0.0
-    later = time_spent(events, lines, last_s + 7.0)
-    assert later.wall_s == pytest.approx(found.wall_s + waits_s)
+    assert time_spent(events, lines, last_s + 7.0).wall_s == pytest.approx(found.wall_s + waits_s)

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastic.agent.hang_detector import (
-    MAX_LIMIT_S,
-    MIN_LIMIT_S,
-    MIN_TIMED_STEPS,
-    HangDetector,
-    WorkerSample,
-)
+from elastic.agent import hang_detector
+from elastic.agent.hang_detector import MAX_LIMIT_S, MIN_LIMIT_S, HangDetector, WorkerSample
 from elastic.system.silence import Heartbeat, Phase
 
 FOREVER_S = 1e6
@@ -67,7 +62,7 @@ def test_first_steps_are_not_judged_by_the_generation_before(step_s, limit_s):
     _, learned = watch({0: Life(*steps(50))}, until_s=30)
     longest_s = learned.longest_step_s
     learned.workers.clear()
-    life = Life(*steps(MIN_TIMED_STEPS, step_s=step_s), (Phase.STEP, FOREVER_S))
+    life = Life(*steps(hang_detector.MIN_TIMED_STEPS, step_s=step_s), (Phase.STEP, FOREVER_S))
     hung, when_s = watch({0: life}, until_s=5000, detector=learned)
     assert hung.place == "step"
     assert limit_s <= hung.limit_s <= min(limit_s + 10.0, MAX_LIMIT_S)

@@ -25,8 +25,7 @@ def test_the_document_says_what_was_measured():
 
 
 def test_nearly_all_that_acts_early_is_found_undisturbed():
-    found = [kind for kind in EARLY if OUTCOMES[kind.name].is_found]
-    assert len(found) >= 0.95 * len(EARLY)
+    assert len([kind for kind in EARLY if OUTCOMES[kind.name].is_found]) >= 0.95 * len(EARLY)
 
 
 def test_no_twin_is_refused_or_ended():

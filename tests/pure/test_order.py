@@ -117,8 +117,7 @@ def test_an_own_order_is_trained_as_its_dumb_twin_says(data):
         epoch, expected = batches[step - 1]
         assert order.position(step)[0] == epoch
         assert global_batch(order, step).tolist() == expected
-        is_end = step == order.steps or batches[step][0] != epoch
-        assert order.ends_epoch(step) == is_end
+        assert order.ends_epoch(step) == (step == order.steps or batches[step][0] != epoch)
 
 
 @given(st.lists(st.integers(0, SAMPLES - 1), min_size=1, max_size=60))
@@ -201,8 +200,7 @@ def test_any_positions_are_those_of_one_number_at_a_time(purpose, size, data):
 
 @pytest.mark.parametrize("samples", [SORTED_UP_TO, SORTED_UP_TO + 1])
 def test_the_size_alone_decides_which_order_a_run_has(samples):
-    order = order_of(samples, steps=1)
-    assert isinstance(order.of_epoch(0), Permutation) == (samples > SORTED_UP_TO)
+    assert isinstance(order_of(samples, steps=1).of_epoch(0), Permutation) == (samples > SORTED_UP_TO)
 
 
 # What a recipe says about its samples becomes an order, or a sentence that says what is wrong.

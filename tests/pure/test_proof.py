@@ -20,20 +20,8 @@ from torch import nn
 
 from elastic.errors import RecipeNotExact
 from elastic.observe.log import EventLog
-from elastic.proof.evidence import (
-    CUT,
-    NOTHING,
-    SHOWN,
-    STATE,
-    ComputedStep,
-    Earlier,
-    Evidence,
-    differences,
-    not_restored,
-    take,
-    with_variables,
-    write,
-)
+from elastic.proof import evidence
+from elastic.proof.evidence import NOTHING, SHOWN, STATE, ComputedStep, Earlier, Evidence
 from elastic.proof.rehearsals import is_due
 from elastic.proof.step_again import StepAgain
 from elastic.proof.variables import MOST_ELEMENTS, Collector, variables_of
@@ -71,7 +59,7 @@ def test_three_computations_say_what_two_cannot(first, second, third):
 @given(st.lists(ENTRIES, min_size=1, max_size=4))
 def test_computations_are_alike_if_nothing_differs(found):
     """Beside a dumb twin: any two of them differ in a name of the union."""
-    names = differences(*found)
+    names = evidence.differences(*found)
     assert (not names) == all(each == found[0] for each in found) == (len({e.whole for e in found}) == 1)
     union = dict.fromkeys(name for each in found for name in each.entries)
     values = {name: [each.entries.get(name) for each in found] for name in union}
@@ -85,14 +73,14 @@ def test_a_variable_counts_where_all_have_it_alike():
     first = computed(variables=first, unsteady=["clock", "best"])
     second = {"t": SHOWN + "0.2", "w": two, "clock": two, "n": SHOWN + "2", "best": SHOWN + "inf"}
     second = computed(variables=second, unsteady=["clock"])
-    assert with_variables([first, second]) == [
+    assert evidence.with_variables([first, second]) == [
         Evidence({"a": "x", "the variable w": one}),
         Evidence({"a": "x", "the variable w": two}),
     ]
-    assert list(not_restored(first, second)) == ["w", "n", "best", "t"], (
+    assert list(evidence.not_restored(first, second)) == ["w", "n", "best", "t"], (
         "made is not there, and cannot be read"
     )
-    assert not_restored(first, second)["n"] == "1 then, 2 now"
+    assert evidence.not_restored(first, second)["n"] == "1 then, 2 now"
 
 
 def test_what_was_perhaps_not_looked_at_is_not_missing():
@@ -100,17 +88,17 @@ def test_what_was_perhaps_not_looked_at_is_not_missing():
     late = Collector(tensor_checksum, iter([0.0, 0.0, 1.0, 1.0]).__next__, set())
     for name, value in (("a", 1), ("b", 2), ("c", 1)):
         late.add(name, value)
-    assert list(late.texts) == ["a", CUT]
-    assert not_restored(first, computed(variables=late.texts)) == {}
+    assert list(late.texts) == ["a", evidence.CUT]
+    assert evidence.not_restored(first, computed(variables=late.texts)) == {}
 
 
 def test_evidence_counts_once_and_a_damaged_file_for_nothing(tmp_path):
     path, earlier = tmp_path / "evidence", Earlier(is_rehearsal=True, found=[computed()])
-    assert take(path) == NOTHING
-    write(path, earlier)
-    assert (take(path), take(path)) == (earlier, NOTHING)
+    assert evidence.take(path) == NOTHING
+    evidence.write(path, earlier)
+    assert (evidence.take(path), evidence.take(path)) == (earlier, NOTHING)
     path.write_text("{")
-    assert take(path) == NOTHING
+    assert evidence.take(path) == NOTHING
     assert (NOTHING.step, earlier.step) == (0, 3)
 
 
@@ -130,7 +118,7 @@ def again_at(path, earlier=NOTHING, member=ALONE):
 
 def newest_of(member, folder):
     path = Path(folder) / str(member.rank)
-    write(path, Earlier(is_rehearsal=False, found=[computed(generation=(2, 5)[member.rank])]))
+    evidence.write(path, Earlier(is_rehearsal=False, found=[computed(generation=(2, 5)[member.rank])]))
     return again_at(path, member=member).look().found[-1].generation
 
 

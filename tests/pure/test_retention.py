@@ -27,5 +27,4 @@ def test_a_checkpoint_passed_over_is_not_among_the_newest(
 ):
     """generations: by step, of the records that are there."""
     records = [replace(RECORD, step=step, generation=written) for step, written in generations.items()]
-    found = may_count(records, step=step, generation=generation, resumed_from=resumed_from)
-    assert found == counting
+    assert may_count(records, step=step, generation=generation, resumed_from=resumed_from) == counting

@@ -11,7 +11,6 @@ import pytest
 from drawn_runs import started, write, write_whole
 from records import IDENTITY
 
-from elastic.cli import main
 from elastic.observe.step_line import StepLine
 from elastic.report import runs
 from elastic.system.clock import SystemClock
@@ -20,17 +19,16 @@ CLOCK = SystemClock()
 
 
 @pytest.fixture
-def listed(capsys):
+def listed(printed):
     """What the command prints of a folder, its runs by name."""
 
-    def call(*words: str):
-        assert main(["runs", *map(str, words), "--json"]) == 0
-        return {each["name"]: each for each in json.loads(capsys.readouterr().out)["runs"]}
+    def call(*words):
+        return {each["name"]: each for each in json.loads(printed(0, "runs", *words, "--json"))["runs"]}
 
     return call
 
 
-def test_runs_at_every_depth_are_listed(tmp_path, listed, monkeypatch, capsys):
+def test_runs_at_every_depth_are_listed(tmp_path, listed, monkeypatch, printed):
     """Also one that was set aside; not a run within a run, nor what has only something of one. In a
     pipe no name is cut.
     """
@@ -44,8 +42,7 @@ def test_runs_at_every_depth_are_listed(tmp_path, listed, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert list(listed()) == names
     assert list(listed(tmp_path / "runs/a")) == ["."]
-    assert main(["runs"]) == 0
-    assert names[-1] in capsys.readouterr().out
+    assert names[-1] in printed(0, "runs")
 
 
 def test_a_line_says_where_the_run_stands(tmp_path, listed):
@@ -60,7 +57,7 @@ def test_a_line_says_where_the_run_stands(tmp_path, listed):
     assert 0 <= young["age_s"] < 300 < done["age_s"]
 
 
-def test_whatever_is_wrong_is_a_word_in_its_own_line(tmp_path, listed, monkeypatch, capsys):
+def test_whatever_is_wrong_is_a_word_in_its_own_line(tmp_path, listed, monkeypatch, printed):
     """A script without the library is no damage. The tests run as root, who may read everything."""
     data = IDENTITY.to_json()
     other = data.replace(b'"seed": 1', b'"seed": 1, "precision": "bf16"')
@@ -91,8 +88,7 @@ def test_whatever_is_wrong_is_a_word_in_its_own_line(tmp_path, listed, monkeypat
     states |= dict.fromkeys(("unread", "locked"), "not read")
     assert {name: each["state"] for name, each in by_name.items() if name != "gone"} == states
     assert "run.json" in by_name["cut"]["reason"]
-    assert main(["runs", str(tmp_path)]) == 0
-    assert "damaged" in capsys.readouterr().out
+    assert "damaged" in printed(0, "runs", tmp_path)
 
 
 def test_no_link_is_followed(tmp_path, listed):
@@ -112,10 +108,9 @@ def test_no_link_is_followed(tmp_path, listed):
     assert list(found) == ["a"] and size / 2 < found["a"]["size_bytes"] < size
 
 
-def test_a_folder_that_is_not_there_is_refused(capsys):
+def test_a_folder_that_is_not_there_is_refused(printed):
     for where, says in (("no/such", " folder with runs in it"), ("s3://", ""), ("unknown://bucket", "")):
-        assert main(["runs", where]) == 2
-        assert f"expected a{says}" in capsys.readouterr().err
+        assert f"expected a{says}" in printed(2, "runs", where)
 
 
 def test_runs_in_an_object_store_are_listed(listed):

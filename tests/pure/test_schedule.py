@@ -14,19 +14,8 @@ from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.loop import requests
-from elastic.train.loop.schedule import (
-    AUDIT_SHARE,
-    CREDIT_S,
-    FAULT_EVERY_S,
-    HYSTERESIS,
-    MAX_INTERVAL_S,
-    SNAPSHOT_SHARE,
-    AuditSchedule,
-    SnapshotSchedule,
-    affordable_interval,
-    is_save_due,
-    save_interval_s,
-)
+from elastic.train.loop import schedule as module
+from elastic.train.loop.schedule import SNAPSHOT_SHARE, AuditSchedule, SnapshotSchedule, is_save_due
 from elastic.train.state import saving
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.saving import Checkpointing
@@ -48,24 +37,25 @@ def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
     assert not is_save_due(Every.parse("3steps"), step=7, since_s=since_s, cost_s=cost_s)
     assert is_save_due(Every.parse("2min"), step=1, since_s=since_s, cost_s=cost_s) == (since_s >= 120)
     assert is_save_due(AUTO, step=1, since_s=0.0, cost_s=None)
-    assert is_save_due(AUTO, step=3, since_s=since_s, cost_s=cost_s) == (since_s >= save_interval_s(cost_s))
-    assert is_save_due(AUTO, step=3, since_s=MAX_INTERVAL_S, cost_s=cost_s)
+    assert is_save_due(AUTO, step=3, since_s=since_s, cost_s=cost_s) == (
+        since_s >= module.save_interval_s(cost_s)
+    )
+    assert is_save_due(AUTO, step=3, since_s=module.MAX_INTERVAL_S, cost_s=cost_s)
 
 
 def test_the_save_interval_is_where_saving_costs_as_losing():
     """Young's condition by a dumb search: seconds lost to saves and to faults are least there."""
     for cost_s in (0.01, 0.1, 1.0, 10.0):
         intervals = (i / 100 for i in range(100, 60_000))
-        best = min(intervals, key=lambda interval: cost_s / interval + interval / (2 * FAULT_EVERY_S))
-        assert save_interval_s(cost_s) == pytest.approx(best, abs=0.02)
+        best = min(intervals, key=lambda interval: cost_s / interval + interval / (2 * module.FAULT_EVERY_S))
+        assert module.save_interval_s(cost_s) == pytest.approx(best, abs=0.02)
 
 
 YOUNG = ResumePoint(step=0, chain="", source="none")
 
 
 def published(step, cost_s):
-    info = SnapshotInfo(step=step, generation=1)
-    snapshot = Snapshot(slot=0, seq=2, size_bytes=1, info=info)
+    snapshot = Snapshot(slot=0, seq=2, size_bytes=1, info=SnapshotInfo(step=step, generation=1))
     return PublishedSnapshot(slots=Mock(), snapshot=snapshot, cost_s=cost_s)
 
 
@@ -96,7 +86,7 @@ def test_the_save_interval_counts_the_copy_into_the_slot(monkeypatch):
     began_s = clock.monotonic()
     checkpointing.save(published(1, cost_s=3.0), 1)
 
-    clock.now = began_s + save_interval_s(4.0) - 0.1
+    clock.now = began_s + module.save_interval_s(4.0) - 0.1
     assert not checkpointing.is_due(2)
     clock.sleep(0.1)
     assert checkpointing.is_due(2)
@@ -128,12 +118,12 @@ def test_a_save_that_dies_with_its_uploader_is_recorded(tmp_path, monkeypatch):
 @given(SECONDS, SECONDS, st.none() | st.integers(1, 10_000))
 def test_an_interval_keeps_its_share_and_has_hysteresis(cost_s, step_s, current):
     """One that is too short never stays: the share is a promise."""
-    chosen = affordable_interval(cost_s, step_s, current, SNAPSHOT_SHARE)
+    chosen = module.affordable_interval(cost_s, step_s, current, SNAPSHOT_SHARE)
     assert cost_s <= SNAPSHOT_SHARE * step_s * chosen * (1 + 1e-9)
     if chosen != current:
         assert chosen == 1 or cost_s > SNAPSHOT_SHARE * step_s * (chosen - 1) * (1 - 1e-9)
     elif chosen > 1:
-        assert cost_s > SNAPSHOT_SHARE * step_s * (chosen / HYSTERESIS - 1) * (1 - 1e-9)
+        assert cost_s > SNAPSHOT_SHARE * step_s * (chosen / module.HYSTERESIS - 1) * (1 - 1e-9)
 
 
 @given(st.floats(1e-4, 2.0), st.floats(1e-3, 10.0))
@@ -147,8 +137,8 @@ def test_snapshots_before_evaluations_cost_their_share_at_most(cost_s, step_s):
             schedule.add_cost(cost_s)
         elif schedule.is_due(step, evaluates_next=True):
             taken += 1
-    assert taken * cost_s <= SNAPSHOT_SHARE * (CREDIT_S + 300 * step_s)
-    assert taken > 0 or cost_s > SNAPSHOT_SHARE * CREDIT_S or schedule.interval.steps == 1
+    assert taken * cost_s <= SNAPSHOT_SHARE * (module.CREDIT_S + 300 * step_s)
+    assert taken > 0 or cost_s > SNAPSHOT_SHARE * module.CREDIT_S or schedule.interval.steps == 1
 
 
 def audited(schedule, first, last, *, step_s, cost_s):
@@ -180,7 +170,7 @@ def test_auto_audits_cost_one_percent_after_the_first(step_s, cost_s, first):
     found = audited(schedule, first, first + steps, step_s=step_s, cost_s=cost_s)
     assert found[0] == first + 1
     spent_s = (len(found) - 1) * cost_s
-    assert spent_s <= AUDIT_SHARE * (steps * step_s + spent_s) * (1 + 1e-4)
+    assert spent_s <= module.AUDIT_SHARE * (steps * step_s + spent_s) * (1 + 1e-4)
 
 
 def test_each_computation_of_a_step_is_answered_alike(monkeypatch):

@@ -14,7 +14,6 @@ from payloads import bytes_of, commit_payload, payload_of
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.prune import prune
 from elastic.checkpoint.record import step_dir
-from elastic.cli import main
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import RunInterrupted
 from elastic.observe import metrics
@@ -136,8 +135,7 @@ def test_a_folder_of_checkpoints_may_be_reached_by_a_link(tmp_path, root):
     with pytest.raises(StoreFailed, match="is its disk mounted"):
         list_commits(through, CLOCK)
     root.mkdir()
-    record = save(through, 7).record
-    assert bytes_of(through, record, CLOCK) == IMAGE
+    assert bytes_of(through, save(through, 7).record, CLOCK) == IMAGE
 
 
 def test_records_of_another_run_never_count(store):
@@ -180,7 +178,7 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_no_file_holds_up_a_report_or_an_agent(tmp_path, capsys, make):
+def test_no_file_holds_up_a_report_or_an_agent(tmp_path, printed, make):
     """A pipe without a writer, or a file without an end, under every name that is read."""
     (tmp_path / "beats").mkdir()
     for name in ("metrics.jsonl", "run.json", "state-000000000001.json", "beats/x"):
@@ -191,8 +189,7 @@ def test_no_file_holds_up_a_report_or_an_agent(tmp_path, capsys, make):
     assert read_events(tmp_path) == [] == metrics.read(tmp_path / "metrics.jsonl")
     assert metrics.newest(tmp_path / "metrics.jsonl") is None
     (tmp_path / "events").mkdir()
-    assert main(["report", str(tmp_path)]) == 2
-    assert "run.json" in capsys.readouterr().err
+    assert "run.json" in printed(2, "report", tmp_path)
 
 
 def test_files_larger_than_the_bound_take_little_memory(tmp_path):

@@ -74,8 +74,7 @@ def test_every_rank_gets_the_state(ranks, machines, holders, cannot_map, is_seal
 
 
 def problem_of(member):
-    own = Copy(problem="damaged") if member.rank else copy_of(state())
-    return spread(groups_of(member), own)
+    return spread(groups_of(member), Copy(problem="damaged") if member.rank else copy_of(state()))
 
 
 def test_a_problem_of_one_rank_is_that_of_all(ranks):

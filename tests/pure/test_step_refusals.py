@@ -228,8 +228,7 @@ REFUSED |= {
 
 @allowed
 def a_scaler_that_does_nothing_and_a_schedule_inside_another_one(r):
-    schedule = ChainedScheduler([StepLR(r.optimizer, 2)])
-    step = r.holding(optimizer=r.optimizer, schedule=schedule)
+    step = r.holding(optimizer=r.optimizer, schedule=ChainedScheduler([StepLR(r.optimizer, 2)]))
     step.mean_loss(r.loss, torch.amp.GradScaler("cpu", enabled=False))
 
 

@@ -20,5 +20,4 @@ def test_what_an_object_holds_in_lists_is_found():
     assert structure.same(State(mine=holding).trained, parameters)
     models = [nn.Linear(1, 1) for _ in range(3)]
     assert State(mine=Holder([tensors[0], *models])).modules == models
-    memory = Holder(tensors)
-    assert not any(torch.is_tensor(each) for each in structure.held(memory))
+    assert not any(torch.is_tensor(each) for each in structure.held(Holder(tensors)))

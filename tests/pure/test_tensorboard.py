@@ -136,8 +136,7 @@ def test_files_are_written_again_where_their_end_is_unknown(run, damage):
 def test_numbers_of_a_step_are_shown_and_nothing_else():
     values = {"rate": 0.5, "good": True, "none": None, "huge": 10**400, "large": -1e300, "half": 1e38}
     values |= {"text": "t", "list": [1.0], "by": {"class": {"0": 1, "1": "x"}}}
-    line = StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)
-    found = dict(scalars_of(line))
+    found = dict(scalars_of(StepLine(step=1, loss=None, world_size=3, seconds=0.5, values=values)))
     assert {tag for tag, value in found.items() if math.isnan(value)} == {"loss", "none"}
     large = {"huge": LARGEST_FLOAT32, "large": -LARGEST_FLOAT32, "half": 1e38}
     others = {"elastic/step_seconds": 0.5, "elastic/world_size": 3.0, "rate": 0.5, "good": 1.0}

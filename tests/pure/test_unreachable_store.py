@@ -3,8 +3,6 @@
 import pytest
 from etcd_servers import free_port
 
-from elastic.cli import main
-
 COMMANDS = [
     "runs {}",
     "status {}/run",
@@ -19,19 +17,16 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_store_that_cannot_be_read_is_no_finding(command, s3_bucket, tmp_path, monkeypatch, capsys):
+def test_a_store_that_cannot_be_read_is_no_finding(command, s3_bucket, tmp_path, monkeypatch, printed):
     """Nothing listens there, or there is no such bucket. For `diff` and `verify` 1 would say that
     the runs differ, or are damaged.
     """
     monkeypatch.chdir(tmp_path)
     no_bucket = [f"{s3_bucket}-not"] * (not command.startswith(("runs", "export")))
     for url in (f"http://127.0.0.1:{free_port()}", *no_bucket):
-        assert main(command.replace("{}", url).split()) == 2
-        assert "elastic-train: expected " in capsys.readouterr().err
+        assert "elastic-train: expected " in printed(2, *command.replace("{}", url).split())
 
 
-def test_an_empty_bucket_has_no_runs_and_nothing_to_verify(s3_bucket, capsys):
-    assert main(["runs", s3_bucket]) == 0
-    assert "no runs" in capsys.readouterr().out
-    assert main(["verify", f"{s3_bucket}/run"]) == 2
-    assert "found nothing there" in capsys.readouterr().err
+def test_an_empty_bucket_has_no_runs_and_nothing_to_verify(s3_bucket, printed):
+    assert "no runs" in printed(0, "runs", s3_bucket)
+    assert "found nothing there" in printed(2, "verify", f"{s3_bucket}/run")

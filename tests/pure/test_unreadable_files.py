@@ -18,7 +18,6 @@ from elastic.agent.run_directory import has_recorded_end, set_aside
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.checkpoint import provenance as numbers
 from elastic.checkpoint.provenance import newest_generation
-from elastic.cli import main
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import WorkerStarted
@@ -92,8 +91,7 @@ def test_a_run_whose_events_are_unreadable_is_complete(run, stale, capsys, monke
 
 def test_a_claim_that_cannot_be_looked_at_injects_nothing(run, stale, capsys):
     log, clock = SimpleNamespace(record=lambda event: None), FakeClock()
-    plan = parse("every 1s: kill random worker, seed 1")
-    faults = NodeFaults(plan, Claims(run.faults), log, clock)
+    faults = NodeFaults(parse("every 1s: kill random worker, seed 1"), Claims(run.faults), log, clock)
     clock.sleep(1000.0)
     stale.is_on = True
     here = SimpleNamespace(members=("n1",), rank_of_node=0, world_size=1, number=1)
@@ -125,17 +123,16 @@ def test_an_event_without_file_or_reader_ends_no_agent(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["report", "status", "diff"])
-def test_a_worker_reads_what_it_can_of_events_a_command_all(run, monkeypatch, command, capsys):
+def test_a_worker_reads_what_it_can_of_events_a_command_all(run, monkeypatch, command, printed):
     """One of two files cannot be opened."""
     for name in "ab":
         log = EventLog(run.events / f"{name}.jsonl", node=name, clock=SystemClock())
         log.record(WorkerStarted(rank=0, pid=1))
-    unreadable = Stale(run.events / "a.jsonl", monkeypatch)
-    unreadable.is_on = True
+    Stale(run.events / "a.jsonl", monkeypatch).is_on = True
     assert [each.node for each in read_rare(run.events, WorkerStarted)] == ["b"]
     runs = (run.url,) * (2 if command == "diff" else 1)
-    assert main([command, *runs, "--json"]) == 2
-    assert re.search(r"found: .*Stale file handle: .*a\.jsonl", capsys.readouterr().err)
+    said = printed(2, command, *runs, "--json")
+    assert re.search(r"found: .*Stale file handle: .*a\.jsonl", said)
 
 
 # Path.glob finds nothing where permission is denied, and raises the other one.
@@ -198,6 +195,5 @@ def test_a_new_node_at_a_url_counts_on_from_uploads(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words", [[TOO_LONG], ["report", TOO_LONG], ["status", TOO_LONG], ["diff", TOO_LONG, TOO_LONG]]
 )
-def test_a_name_that_no_file_can_have_is_the_commands_mistake(words, capsys):
-    assert main(words) == 2
-    assert TOO_LONG in capsys.readouterr().err
+def test_a_name_that_no_file_can_have_is_the_commands_mistake(words, printed):
+    assert TOO_LONG in printed(2, *words)

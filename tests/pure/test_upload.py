@@ -82,8 +82,7 @@ def test_a_new_rank_0_uploads_what_the_lost_one_had_not(node):
     restored(c, "c", 3, 8)
     trained(c, "c", 3, 9, 12)
     uploaded(c, "c")
-    generations = [1] * 5 + [2] * 3 + [3] * 4
-    assert steps(c) == [*enumerate(generations, 1)]
+    assert steps(c) == [*enumerate([1] * 5 + [2] * 3 + [3] * 4, 1)]
     assert told(c, "generation", "lost_steps") == [(1, 0), (2, 0), (3, 1)]
 
 

@@ -9,7 +9,6 @@ from logged import logged, started
 from rich.console import Console
 from viewed import viewed
 
-from elastic.cli import main
 from elastic.observe import console
 from elastic.observe.step_line import StepLine
 from elastic.report.live import drawn
@@ -88,10 +87,9 @@ def test_the_newest_event_stands_above_and_commands_no_terminal():
     assert "b[red]" in out.getvalue() and "\x1b" not in out.getvalue()
 
 
-def test_a_run_whose_files_cannot_be_read_gets_a_sentence(tmp_path, capsys):
+def test_a_run_whose_files_cannot_be_read_gets_a_sentence(tmp_path, printed):
     """A link that leads to itself, in the place of the events."""
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "events").symlink_to("events")
-    assert main(["watch", str(tmp_path), "--once"]) == 2
-    said = capsys.readouterr().err
+    said = printed(2, "watch", tmp_path, "--once")
     assert "expected files of a run that can be read" in said and "Traceback" not in said
