@@ -31,6 +31,21 @@ KILLED = (*ALONE, "--snapshot-every", "6", "--faults", "step 12 rank 0 backward:
 TWO_NODES = ("--min-nodes", "1", "--max-nodes", "2", "--hang-timeout", "100s")
 JOINED = (*TWO_NODES, "--rehearse", "1000", "--audit", "off", "--snapshot-every", "1")
 PAUSES_S = 10, 20, 40  # of a step, in which the second node starts
+HEAD = """\
+# What finds hidden state
+
+`make proof` makes this table: each kind of state outside `State`, where it acts, and
+by what it was found: in an undisturbed run of three epochs of six steps with one worker, and with two; without
+rehearsals and audits, where a worker is killed in the second epoch, and where a node joins in the first;
+and by `elastic-train check` where one worker did not find it (no cell: not played). *named*: the run goes on,
+since every result was the same, and a line says what a restart does not bring back. Each has a twin that does
+the same rightly, which goes on to its end; a line may name what it only shows.
+
+Of the {early} kinds that act within the first epoch and its end, or never, {found} are found in the
+undisturbed run, with one worker or with two.
+
+| kind | acts | one worker | two workers | killed | joined | check |
+|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,26 +168,7 @@ def document(outcomes: dict[str, Outcome]) -> str:
         for of in [outcomes[kind.name]]
         for cells in [(of.one, of.two, of.killed, of.joined, of.check)]
     ]
-    return "\n".join(
-        [
-            "# What finds hidden state",
-            "",
-            "`make proof` makes this table: each kind of state outside `State`, where it acts, and",
-            "by what it was found: in an undisturbed run of three epochs of six steps with one worker, and with two; without",
-            "rehearsals and audits, where a worker is killed in the second epoch, and where a node joins in the first;",
-            "and by `elastic-train check` where one worker did not find it (no cell: not played). *named*: the run goes on,",
-            "since every result was the same, and a line says what a restart does not bring back. Each has a twin that does",
-            "the same rightly, which goes on to its end; a line may name what it only shows.",
-            "",
-            f"Of the {len(early)} kinds that act within the first epoch and its end, or never, {found} are found in the",
-            "undisturbed run, with one worker or with two.",
-            "",
-            "| kind | acts | one worker | two workers | killed | joined | check |",
-            "|---|---|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    return "\n".join([HEAD.format(early=len(early), found=found), *rows, ""])
 
 
 def _cell(outcome: str) -> str:

@@ -1,7 +1,7 @@
 """Bad input ends with exit 2, a sentence (expected, found, what to do), and nothing written."""
 
 import shutil
-from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -11,10 +11,10 @@ import pytest
 def refused(drill):
     """Run a command in the drill's folder and return its output."""
 
-    def all_there() -> list[Path]:
+    def all_there():
         return [path for path in sorted(drill.folder.rglob("*")) if not path.name.startswith("printed-")]
 
-    def run(*words: object, env: dict[str, str] | None = None) -> str:
+    def run(*words, env=None):
         before = (drill.tree(), all_there())
         agent = drill.command([str(word) for word in words], env)
         agent.ends_with(2)
@@ -67,10 +67,7 @@ def test_another_runs_directory_is_refused_with_differences(refused, drill, reci
 
 def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, printed):
     """The library for s3:// is not installed, and fsspec raises ImportError."""
-
-    def missing(*arguments, **options):
-        raise ImportError("Install s3fs to access S3")
-
+    missing = Mock(side_effect=ImportError("Install s3fs to access S3"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     said = printed(2, recipes / "tiny.py", "--run-dir", "s3://bucket/run")

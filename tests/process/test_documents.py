@@ -39,7 +39,7 @@ BLOCK = re.compile(r"^```python (header|right|wrong: [\w ]+)\n(.*?)^```", re.MUL
 REHEARSE = ("--rehearse", "8")  # by `auto` none comes where a start takes over five seconds
 
 
-def codes(kind: str) -> list[tuple[str, str]]:
+def codes(kind):
     """(rest of the mark, whole script) of the blocks of a kind in the rules."""
     blocks = BLOCK.findall(RULES)
     header = next(code for mark, code in blocks if mark == "header")
@@ -50,7 +50,7 @@ def codes(kind: str) -> list[tuple[str, str]]:
     ]
 
 
-def shorter(code: str) -> str:
+def shorter(code):
     """Enough steps for the kill, and for a later epoch where the code looks at epochs."""
     epochs = 3 if "step.epoch" in code else 2 if "ends_epoch" in code else 1
     code = re.sub(r"epochs=[34]\b", f"epochs={epochs}", code)

@@ -4,9 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-ALWAYS = ("--snapshot-every", "1")
 # No save becomes due by itself: what is committed in these tests was committed because of the stop.
-MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
+MEMORY_ALONE = ("--snapshot-every", "1", "--save-every", "1000steps")
 
 
 def test_workers_that_do_not_drain_are_killed_and_committed(drill, undisturbed):

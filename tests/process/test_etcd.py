@@ -90,8 +90,7 @@ def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
     etcd.post(0, "lease/revoke", {"ID": first})
     assert EtcdBackend(etcd.endpoints, "leases", {}).shown().keys() == {"n"}
     second = backend._lease
-    left = etcd.post(0, "lease/timetolive", {"ID": second})
-    assert int(left["grantedTTL"]) == LEASE_S
+    assert int(etcd.post(0, "lease/timetolive", {"ID": second})["grantedTTL"]) == LEASE_S
     etcd.post(0, "lease/revoke", {"ID": second})
     assert EtcdBackend(etcd.endpoints, "leases", {}).shown() == {}
     with pytest.raises(BackendFailed, match="lease not found"):

@@ -30,8 +30,7 @@ def test_ranks_that_die_at_any_point_do_not_change_the_result(drill, undisturbed
     agent = drill.start(*TWO, "--max-restarts", "2", "--snapshot-every", "1", "--faults", plan)
     drill.ends_like(undisturbed, agent)
 
-    struck = drill.values("fault_injected", "step")
-    assert struck == [(3,), (6,), (9,), (12,), (14,), (17,), (19,), (None,)]
+    assert drill.values("fault_injected", "step") == [(3,), (6,), (9,), (12,), (14,), (17,), (19,), (None,)]
     assert agent.output.count("no fault struck: ") == 1
     assert "no fault struck: generation 99 rank 0 restore: kill" in agent.output
     culprits = drill.values("worker_exited", "generation", "rank", "signal", victim=False)

@@ -19,7 +19,7 @@ from watched import shown
 STEPS = 24  # of the recipe
 
 
-def reports(drill) -> list[dict]:
+def reports(drill):
     return run_records.lines(drill.run.local / "reports.jsonl")
 
 
@@ -36,7 +36,7 @@ def start(drill, tracked):
     return start
 
 
-def board(folder: Path) -> dict:
+def board(folder):
     """What TensorBoard shows of the folder's one run, once that is there."""
     runs = [*folder.iterdir()] if folder.exists() else []
     assert len(runs) <= 1

@@ -26,8 +26,7 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
         assert f"step {step} is saved" in agent.output.splitlines()[-1]
         assert drill.events("drained")[-1]["step"] == step
         assert drill.last_step == step
-        codes = [e["code"] for e in drill.events("worker_exited", generation=number)]
-        assert codes == [75] * workers
+        assert drill.values("worker_exited", "code", generation=number) == [(75,)] * workers
         drill.all_are_gone()
     reason = drill.events("drain_requested")[-1]["reason"]
     assert reason == f"a notice ({notice}) asks this node to leave"

@@ -85,7 +85,7 @@ def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed
     drill.is_like(undisturbed)
 
 
-def _lines(pid: int, *tables: str) -> list[list[str]]:
+def _lines(pid, *tables):
     """The kernel's words about each socket of a process."""
     inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -96,7 +96,7 @@ def _lines(pid: int, *tables: str) -> list[list[str]]:
     return [line for line in lines if inodes & set(line)]
 
 
-def _host(line: list[str]) -> str:
+def _host(line):
     """The kernel writes it as words of four bytes, each in this machine's order."""
     text = line[1].partition(":")[0]
     words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]

@@ -51,14 +51,14 @@ class Job:
             self.process = subprocess.Popen(words, env=env, start_new_session=True, **files)
         wait_for(lambda: self.calls() or self.process.poll() is not None, "the step to start")
 
-    def calls(self) -> list[str]:
+    def calls(self):
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def output(self) -> str:
+    def output(self):
         return (self.folder / "output").read_text()
 
-    def ends(self, code: int) -> int:
+    def ends(self, code):
         """The exit code of the script, where its step ends with this one."""
         (self.folder / "code").write_text(str(code))
         return self.process.wait(PATIENCE_S)

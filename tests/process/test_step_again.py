@@ -5,7 +5,6 @@ would prove nothing.
 """
 
 import signal
-from pathlib import Path
 
 import pytest
 import run_records
@@ -38,7 +37,7 @@ def before(step):
 
 @pytest.fixture
 def recipe(tmp_path):
-    def write(before: str) -> Path:
+    def write(before):
         path = tmp_path / "recipe.py"
         path.write_text(PRELUDE + before + LOOP)
         return path
@@ -86,8 +85,7 @@ def test_a_recipe_that_depends_on_the_world_size_is_stopped(drill, recipe):
 
 
 def test_what_a_restart_computes_can_be_accepted(drill, recipe):
-    agent = drill.start(*REHEARSE, "--accept", recipe=recipe(HIDDEN))
-    agent.ends_with(0)
+    drill.start(*REHEARSE, "--accept", recipe=recipe(HIDDEN)).ends_with(0)
     assert drill.values("step_differed", "step", "accepted") == [(7, True), (14, True)]
     not_restored = [{"len(seen)": f"{count} then, 1 now"} for count in (7, 8)]
     assert drill.values("rehearsed", "not_restored") == [(each,) for each in not_restored]

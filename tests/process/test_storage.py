@@ -3,13 +3,11 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from committed import commit_image
+from committed import commit_image, damage
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
@@ -17,25 +15,29 @@ from elastic.storage.local import LocalStore
 from elastic.system.clock import SystemClock
 
 
-def payload(drill: Any, step: int) -> Path:
+def payload(drill, step):
     (found,) = drill.run.local.glob(f"checkpoints/{step:012d}/*/state.safetensors")
     return found
 
 
-def record(drill: Any, step: int) -> Path:
-    return payload(drill, step).with_name("COMMIT.json")
+def halve(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def files_of(folder):
+    """What is never changed."""
+    paths = [folder / "metrics.jsonl", folder / "run.json", *folder.glob("checkpoints/**/*.*")]
+    return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
 def test_damaged_checkpoints_are_passed_over_the_result_stays(stopped, undisturbed):
     """Of five checkpoints the newest is cut short, one has a flipped bit, one lacks its payload,
     one has half a commit record.
     """
-    os.truncate(payload(stopped, 20), payload(stopped, 20).stat().st_size // 2)
-    image = bytearray(payload(stopped, 16).read_bytes())
-    image[-1] ^= 1
-    payload(stopped, 16).write_bytes(image)
+    halve(payload(stopped, 20))
+    damage(stopped.run.local, 16)
     payload(stopped, 12).unlink()
-    os.truncate(record(stopped, 8), record(stopped, 8).stat().st_size // 2)
+    halve(payload(stopped, 8).with_name("COMMIT.json"))
     code, found = stopped.inspects("verify", stopped.run.url)
     assert (code, [item["step"] for item in found["damage"]]) == (1, [20, 16, 12, 8])
 
@@ -79,25 +81,18 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     """
     for step in (4, 8, 12, 16, 20):
         payload(stopped, step).unlink()
-    kept = [
-        stopped.run.metrics,
-        *stopped.run.local.glob("checkpoints/**/*.*"),
-        stopped.run.local / "run.json",
-    ]
-    before = {path: path.read_bytes() for path in kept}
+    before = files_of(stopped.run.local)
     agent = stopped.start()
     agent.ends_with(76)
     assert "elastic-train verify" in agent.output
     assert "states of this run were found, and none of them loads" in agent.output
-    assert {path: path.read_bytes() for path in kept} == before
+    assert files_of(stopped.run.local) == before
     assert stopped.inspects("verify", stopped.run.url)[0] == 1
 
     stopped.start("--fresh").ends_with(0)
     stopped.is_like(undisturbed)
     (aside,) = stopped.folder.glob("run.aside-*")
-    assert {aside / path.relative_to(stopped.run.local): data for path, data in before.items()} == {
-        path: path.read_bytes() for path in (aside / path.relative_to(stopped.run.local) for path in kept)
-    }
+    assert files_of(aside) == before
 
 
 class SmallDisk:
@@ -107,7 +102,7 @@ class SmallDisk:
     folder as the agents see it, for other processes. Containers may forbid even that.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         folder.mkdir(parents=True)
         own_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         mounts = 'mount -t tmpfs -o size=6m tmpfs "$0" && echo && exec sleep infinity'
@@ -121,7 +116,7 @@ class SmallDisk:
             self.close()
             pytest.skip("NOT TESTED: a full disk needs a mount namespace, which this container forbids")
 
-    def fill(self) -> None:
+    def fill(self):
         """To the last byte: a tmpfs counts whole pages."""
         with self._filler.open("ab", buffering=0) as file:
             for piece in (b"x" * 4096, b"x"):
@@ -129,16 +124,16 @@ class SmallDisk:
                     while file.write(piece) == len(piece):
                         pass
 
-    def free(self) -> None:
+    def free(self):
         self._filler.unlink()
 
-    def close(self) -> None:
+    def close(self):
         self._keeper.kill()
         self._keeper.wait()
 
 
 @pytest.fixture
-def disk(drill: Any) -> Iterator[SmallDisk]:
+def disk(drill):
     """The run directory is on it."""
     with closing(SmallDisk(drill.run.local)) as disk:
         yield disk

@@ -14,7 +14,7 @@ evidence = st.tuples(*[st.sampled_from(["a", "b"])] * len(NAMES)).map(
 four = st.tuples(evidence, evidence, evidence, evidence).filter(lambda found: found[0] != found[1])
 
 
-def audited(found: tuple[Evidence, ...], **fields):
+def audited(found, **fields):
     """The nodes are n2, of the owner, and n1."""
     first, again, owners_second, auditors_second = found
     values = {"step": 40, "shard": 5, "owner": 2, "auditor": 1, "nodes": ("n2", "n1")}

@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from payloads import bytes_of, commit_payload, in_memory_file, payload_of
@@ -15,16 +16,9 @@ from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.payload_check import check_state
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.storage import local
+from elastic.storage import store as module
 from elastic.storage.remote import open_store
-from elastic.storage.store import (
-    CHUNK_BYTES,
-    ObjectNotFound,
-    StoredObject,
-    StoreUnavailable,
-    as_store_failure,
-    create_or_read,
-    read_small,
-)
+from elastic.storage.store import CHUNK_BYTES, StoredObject, StoreUnavailable, create_or_read, read_small
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, FakeStore
 
@@ -34,13 +28,6 @@ def url(request, tmp_path):
     if request.param == "s3":
         return f"{request.getfixturevalue('s3_bucket')}/run/checkpoints"
     return f"{tmp_path if request.param == 'local' else f'memory://{uuid.uuid4().hex}'}/run/checkpoints"
-
-
-def raising(error):
-    def call(*_words, **_options):
-        raise error
-
-    return call
 
 
 def whole(store, name):
@@ -76,7 +63,7 @@ def test_an_object_is_created_once(url):
     assert not open_store(url).create("s/COMMIT.json", b"second")
     assert whole(open_store(url), "s/COMMIT.json") == b"first"
     assert [entry.name for entry in open_store(url).list()] == ["s/COMMIT.json"]
-    with pytest.raises(ObjectNotFound):
+    with pytest.raises(module.ObjectNotFound):
         whole(open_store(url), "s/absent")
     assert read_small(open_store(url), "t/absent", SystemClock()) is None
 
@@ -118,7 +105,7 @@ def test_a_store_that_cannot_be_listed_is_not_an_empty_one(tmp_path, monkeypatch
     """Taking an error for nothing would start the training over silently; fsspec's own `find`
     leaves out folders that cannot be listed.
     """
-    refuse = raising(PermissionError(errno.EACCES, "Permission denied"))
+    refuse = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
     remote = open_store(f"memory://{uuid.uuid4().hex}/c")
     remote.create("s/one", b"1")
     remote._objects.fs.ls = refuse
@@ -196,7 +183,7 @@ def test_an_identity_that_is_there_needs_no_room_on_the_disk(tmp_path, monkeypat
     store = open_store(str(tmp_path))
     assert create_or_read(store, "run.json", b"first", SystemClock()) == b"first"
 
-    monkeypatch.setattr(store, "create", raising(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(store, "create", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     assert create_or_read(store, "run.json", b"second", SystemClock()) == b"first"
 
 
@@ -207,7 +194,7 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path):
     store = open_store(str(tmp_path / "c"))
 
     with pytest.raises(StoreUnavailable, match="Input/output"):
-        written(store, "a/p", b"0123456789", raising(OSError(errno.EIO, "Input/output error")))
+        written(store, "a/p", b"0123456789", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     assert store.list() == []
     assert written(store, "a/p", b"0123456789") == 10
 
@@ -237,7 +224,7 @@ def test_only_errors_that_may_pass_are_tried_again(error, is_worth_another_try):
     fails at once.
     """
     store, clock = FakeStore(), FakeClock()
-    store.before = raising(as_store_failure("writing x", error))
+    store.before = Mock(side_effect=module.as_store_failure("writing x", error))
     with pytest.raises(StoreFailed):
         commit_payload(store, payload_of(b"state"), 1, clock=clock)
     assert (1000.0 < clock.now <= 1100.0) if is_worth_another_try else clock.now == 1000.0
@@ -249,6 +236,6 @@ def test_a_library_error_of_its_own_class_becomes_a_sentence():
     """
     store = open_store(f"memory://{uuid.uuid4().hex}/c")
     error = type("EndpointConnectionError", (Exception,), {})("Could not connect")
-    store._objects.fs.pipe_file = raising(error)
+    store._objects.fs.pipe_file = Mock(side_effect=error)
     with pytest.raises(StoreUnavailable, match="Could not connect"):
         store.create("s/one", b"1")

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -32,14 +31,14 @@ STAYING = {
 }
 
 
-def write(run: Path, name: str) -> None:
+def write(run, name):
     path = run / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"some bytes")
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
+def run(tmp_path):
     """Finished, in three generations, with two committed states and what such runs leave: also
     an attempt with a damaged record.
     """
@@ -52,7 +51,7 @@ def run(tmp_path) -> Path:
     return folder
 
 
-def files_of(run: Path) -> set[str]:
+def files_of(run):
     return {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
 
 

@@ -28,7 +28,7 @@ PRINT = "print_if_read('one', 'two', file=sys.stdout)\n"
 DROP = "print('three')\nprint_if_read(file=sys.stdout)\n"
 
 
-def executed(text: str) -> "subprocess.CompletedProcess[str]":
+def executed(text):
     return subprocess.run([sys.executable, "-c", BEGIN + text], capture_output=True, text=True, check=False)
 
 

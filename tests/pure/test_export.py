@@ -2,7 +2,6 @@
 
 import re
 import resource
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ def average(step=0):
     return Holder({"shadow": {"a.weight": torch.arange(4.0) + step}, "decay": 0.99})
 
 
-def mixed() -> nn.Module:
+def mixed():
     """Each kind of tensor: bf16 weights, BatchNorm's buffers (an int64 among them), channels_last,
     one without elements, and an output layer that has the weights of its embedding.
     """
@@ -38,7 +37,7 @@ def mixed() -> nn.Module:
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(step: int = 10, **objects) -> Path:
+    def make(step=10, **objects):
         folder = tmp_path / "run"
         if not folder.exists():
             begin_run(folder, IDENTITY)
@@ -48,7 +47,7 @@ def make_run(tmp_path):
     return make
 
 
-def same(a: dict, b: dict) -> bool:
+def same(a, b):
     return a.keys() == b.keys() and all(
         a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
     )

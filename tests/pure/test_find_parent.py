@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from committed import begin_run, commit_in, damage
@@ -25,7 +24,7 @@ NEW = RunDir.parse("/runs/new")
 
 
 @pytest.fixture
-def first(tmp_path) -> Path:
+def first(tmp_path):
     """A run whose states of the steps 10, 20 and 30 are committed."""
     folder = begin_run(tmp_path / "first", IDENTITY)
     for step in (10, 20, 30):
@@ -33,20 +32,20 @@ def first(tmp_path) -> Path:
     return folder
 
 
-def spoil_record(folder: Path, step: int) -> None:
+def spoil_record(folder, step):
     """As where a bit flipped in its writer's memory: a restore and `verify` refuse that too."""
     (path,) = folder.glob(f"checkpoints/{step:012d}/*/COMMIT.json")
     path.write_bytes(replace(parse(path.read_bytes()), digest="0" * 64).to_json())
 
 
-def found_in(text: str, said: list[str]) -> int:
+def found_in(text, said):
     return find(Origin.parse(text), CLOCK, said.append).step
 
 
 @pytest.mark.parametrize("spoil", [damage, spoil_record])
 def test_without_a_step_the_newest_state_that_verifies_is_taken(first, spoil):
     """What is passed over is said. One of another run, copied there by hand, is none."""
-    said: list[str] = []
+    said = []
     assert (found_in(str(first), said), said) == (30, [])
     commit_in(first, replace(IDENTITY, seed=99), 40, State(model=nn.Linear(2, 1)))
     spoil(first, 30)

@@ -10,22 +10,22 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 
-from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.flat import checksum_of
 from elastic.train.state.inherit import load_entries
 from elastic.train.state.state import State
 
 
-def net(seed: int, width: int = 4) -> nn.Sequential:
+def net(seed, width=4):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
 
 
-def kept(state: State) -> FlatState:
+def kept(state):
     """As a checkpoint holds it: later training does not change it."""
     return copy.deepcopy(state.flatten())
 
 
-def parent(make) -> FlatState:
+def parent(make):
     """A trained parent's state."""
     objects = make(net(0))
     torch.manual_seed(5)
@@ -82,28 +82,25 @@ def test_the_same_recipe_takes_the_whole_state(make):
     assert checksum_of(state.flatten()) == checksum_of(saved)
 
 
-def in_turn(first: int):
-    def build(optimizer):
-        return SequentialLR(optimizer, [StepLR(optimizer, first), StepLR(optimizer, 4)], milestones=[2])
+def cosine(steps):
+    return scheduled(lambda o: CosineAnnealingLR(o, T_max=steps))
 
-    return build
+
+def in_turn(first):
+    return scheduled(lambda o: SequentialLR(o, [StepLR(o, first), StepLR(o, 4)], milestones=[2]))
+
+
+stepwise = scheduled(lambda o: StepLR(o, 5))
+exponential = scheduled(lambda o: LambdaLR(o, lambda step: 0.9**step))
 
 
 @pytest.mark.parametrize(
     ("there", "here", "says"),
     [
-        (
-            scheduled(lambda o: CosineAnnealingLR(o, T_max=10)),
-            scheduled(lambda o: CosineAnnealingLR(o, T_max=20)),
-            "scheduler.T_max is 10 there and 20 here",
-        ),
-        (
-            scheduled(lambda o: StepLR(o, 5)),
-            scheduled(lambda o: LambdaLR(o, lambda step: 0.9**step)),
-            "scheduler.gamma is 0.1 there and None here",
-        ),
-        (scheduled(in_turn(3)), scheduled(in_turn(5)), "scheduler[0].step_size is 3 there and 5 here"),
-        (adam(), scheduled(lambda o: StepLR(o, 5)), "no entry scheduler there"),
+        (cosine(10), cosine(20), "scheduler.T_max is 10 there and 20 here"),
+        (stepwise, exponential, "scheduler.gamma is 0.1 there and None here"),
+        (in_turn(3), in_turn(5), "scheduler[0].step_size is 3 there and 5 here"),
+        (adam(), stepwise, "no entry scheduler there"),
         (adam(), lambda _: adam()(net(1, width=5)), "size mismatch for 0.weight"),
         (adam(), lambda model: adam()(model.double()), "the tensor model.0.bias: saved"),
         (adam(), optimized(lambda m: AdamW(m[0].parameters())), "match the size of optimizer's group"),
@@ -117,7 +114,7 @@ def test_what_does_not_fit_is_named(there, here, says):
     assert any(says in words for words in problems)
 
 
-def own_optimizer(lr: float, steps: int = 0) -> Holder:
+def own_optimizer(lr, steps=0):
     """Neither torch's nor built from it: nothing says which of its numbers are settings."""
     return Holder({"lr": lr, "steps": steps, "best": math.inf, "momenta": [torch.zeros(2)], "by": {0: "a"}})
 

@@ -50,7 +50,7 @@ def there(monkeypatch):
     return rendezvous, clock, said, GroupClient(rendezvous, OPTIONS, said.append, shutdown, clock)
 
 
-def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:
+def generation(members, *, cause, rank=0):
     group = Group(generation=2, open=True, members=members, endpoint="a:1", cause=cause)
     return Generation.of(group, members[rank])
 

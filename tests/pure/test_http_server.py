@@ -24,7 +24,7 @@ def address():
     server.stop()
 
 
-def ask(address, text: bytes) -> bytes:
+def ask(address, text):
     """All that the server sends until it closes the connection."""
     with socket.create_connection((address.host, address.port), timeout=60) as client:
         client.sendall(text)

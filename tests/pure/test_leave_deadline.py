@@ -29,7 +29,7 @@ def test_shares_follow_each_other_and_end_with_the_grace(asked_s, forced_s, grac
         assert known.killed_s <= forced_s
 
 
-def asked() -> tuple[LeavePage, ShutdownRequest, FakeClock]:
+def asked():
     page, clock = LeavePage(GRACE_S), FakeClock()
     return page, ShutdownRequest(page, clock), clock
 
@@ -71,7 +71,7 @@ def test_a_call_that_hangs_is_given_up_with_its_share():
     shutdown.request("a notice")
     let_go = threading.Event()
 
-    def hangs() -> None:
+    def hangs():
         clock.sleep(GRACE_S)
         let_go.wait()
 

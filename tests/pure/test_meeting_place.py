@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,9 +85,7 @@ def test_the_place_of_dead_nodes_makes_way(world):
 
 
 def test_a_place_that_does_not_answer_is_left_to_a_person(world):
-    def fail(_run, _place):
-        raise BackendFailed("no route")
-
+    fail = Mock(side_effect=BackendFailed("no route"))
     world.take(ELSEWHERE)
     meeting_place.release(world.run, DIR, world)  # not its own
     with pytest.raises(UsageError, match=f"remove .*/{PLACE}: .* does not answer: no route"):

@@ -166,7 +166,7 @@ def test_keys_tell_their_parts_apart(parts, data):
 KEYS = st.integers(0, MASK)
 
 
-def one_by_one(of: Permutation, position: int) -> int:
+def one_by_one(of, position):
     """The dumb twin: Python's integers, one number, no array."""
     high_base = isqrt(of.size - 1) + 1
     low_base = -(-of.size // high_base)

@@ -94,28 +94,20 @@ def test_a_run_that_goes_on_is_drawn_up_to_now():
 # What went wrong.
 
 TWO = drawn_runs.started(BEGAN, 1, "start", ["a", "b"])
+KILLED = logged("worker_exited", BEGAN + 101, 1, "b", rank=1, code=None, signal="SIGKILL")
 LOST = logged("generation_ended", BEGAN + 101, 1, "a", cause="node lost", step=100)
 GAVE_UP = logged("run_interrupted", BEGAN + 105, 1, "a", step=100, gave_up=True, reason="b is gone")
+GIVEN_UP = ("a", "gave up (b is gone); newest checkpoint at step 100")
 LEFT = [logged("run_interrupted", BEGAN + 101, 1, node, step=100) for node in "ab"]
 
 
 @pytest.mark.parametrize(
     ("ends", "cause", "nodes", "told"),
     [
-        (
-            [logged("worker_exited", BEGAN + 101, 1, "b", rank=1, code=None, signal="SIGKILL")],
-            "failure",
-            ["a", "b"],
-            [("b", "rank 1 was killed by SIGKILL")],
-        ),
+        ([KILLED], "failure", ["a", "b"], [("b", "rank 1 was killed by SIGKILL")]),
         ([LOST], "node lost", ["a"], [("b", "node b lost")]),
         ([], "resume", ["a", "b"], [("", "no node answered")]),
-        (
-            [LOST, GAVE_UP],
-            "resume",
-            ["a"],
-            [("a", "gave up (b is gone); newest checkpoint at step 100"), ("b", "node b lost")],
-        ),
+        ([LOST, GAVE_UP], "resume", ["a"], [GIVEN_UP, ("b", "node b lost")]),
         (LEFT, "resume", ["a", "b"], []),
         ([], "node joined", ["a", "b", "c"], []),
     ],

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -93,7 +92,7 @@ class Service:
 
 
 @pytest.fixture
-def serve(monkeypatch) -> Iterator[Callable[[str], Service]]:
+def serve(monkeypatch):
     monkeypatch.setattr(preemption, "ANSWER_S", 60.0)  # however busy the machine is
     services = []
     yield lambda name: services.append(Service(name)) or services[-1]

@@ -45,12 +45,6 @@ def test_no_process_with_a_thread_is_forked():
         thread.join()
 
 
-def test_a_process_that_changed_nothing_says_nothing(forked):
-    sys.path.insert(0, str(forked))
-    (forked / "own.py").touch()
-    assert preload.changed() == ""
-
-
 @pytest.mark.parametrize(("name", "value"), [("HF_HOME", "1"), ("PATH", None)])
 def test_a_variable_that_is_set_or_removed_is_named_and_told(forked, monkeypatch, name, value):
     """By a preflight to its agent. A process that was spawned has inherited nothing."""
@@ -68,6 +62,9 @@ def test_a_variable_that_is_set_or_removed_is_named_and_told(forked, monkeypatch
 
 
 def test_a_folder_that_hides_an_inherited_module_is_named(forked):
-    (forked / "numbers.py").touch()
+    """One with a module of the script's own changes nothing."""
     sys.path.insert(0, str(forked))
+    (forked / "own.py").touch()
+    assert preload.changed() == ""
+    (forked / "numbers.py").touch()
     assert "numbers.py has the name of an installed module" in preload.changed()

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from gates import wait_for
@@ -221,11 +222,8 @@ def test_a_place_that_fails_with_a_store_ends_no_agent(lone):
 
 def test_a_node_whose_stores_stay_out_of_reach_says_why(lone, monkeypatch):
     """It may be the fault of its own descriptors, and not of the addresses."""
-
-    def fail(*_words, **_options):
-        raise RuntimeError("errno: 24 - Too many open files\nframe 0")
-
-    monkeypatch.setattr(torchrun, "TCPStore", fail)
+    error = RuntimeError("errno: 24 - Too many open files\nframe 0")
+    monkeypatch.setattr(torchrun, "TCPStore", Mock(side_effect=error))
     handler = handler_of(lone, FaultyBackend(), *["127.0.0.1:1"] * 3)
     with pytest.raises(rendezvous.RendezvousConnectionError, match=r"Too many open files\)"):
         handler.next_rendezvous()

@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -79,11 +80,8 @@ def test_a_folder_emptied_between_link_and_listing_fails_no_call(tmp_path, monke
 
 def test_a_file_system_without_hard_links_is_refused_at_once(tmp_path, monkeypatch):
     """As exFAT answers; no draft is left behind."""
-
-    def refuse(source, target):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
+    refusal = PermissionError(errno.EPERM, "Operation not permitted")
+    monkeypatch.setattr(os, "link", Mock(side_effect=refusal))
     with pytest.raises(UsageError, match=r"hard links.*--rdzv-endpoint"):
         DirectoryBackend(tmp_path / "r")
     assert list((tmp_path / "r").iterdir()) == []

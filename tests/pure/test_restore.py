@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from committed import DATA, begin_run, commit_in, commit_state
@@ -27,14 +28,8 @@ from elastic.storage.local import LocalStore
 from elastic.storage.store import StoreRefused, StoreUnavailable
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.train.state.candidates import (
-    AvailableStates,
-    Candidate,
-    OfferedSnapshot,
-    RejectedState,
-    check_none_is_missing,
-    order_candidates,
-)
+from elastic.train.state import candidates
+from elastic.train.state.candidates import AvailableStates, Candidate, OfferedSnapshot, RejectedState
 from elastic.train.state.restore import Restorer
 from elastic.train.state.state import State
 
@@ -138,13 +133,10 @@ def test_ranks_that_differ_restore_one_state_or_none(ranks, differs, expected):
         assert found[:-1] == expected[:-1] and str(expected[-1]) in str(found[-1])
 
 
-def refuses(_state):
-    raise ValueError("it is of another version")
-
-
 def test_a_snapshot_that_loads_half_way_starts_nothing_over():
     """The model has the weights of step 3 when the next object refuses: step 1 must not follow."""
     slots = memory_with(State(model=model(3.0), other=Holder({})), 3)
+    refuses = Mock(side_effect=ValueError("it is of another version"))
     state = State(model=(changed := model(0.0)), other=Holder({}, refuses))
     with pytest.raises(StateDoesNotFit, match=r"snapshot of step 3 does not fit .* it is of another version"):
         restorer(state, slots=slots).restore()
@@ -310,7 +302,7 @@ def snapshot(step, checksum="a", generation=1):
 
 
 @st.composite
-def available(draw) -> list[AvailableStates]:
+def available(draw):
     """Ranks with or without snapshots, some of them wrong, and a storage on rank 0 with or without
     damage.
     """
@@ -329,7 +321,7 @@ def available(draw) -> list[AvailableStates]:
     return found
 
 
-def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
+def twin(found):
     """The dumb way: walk down from the highest step, memory before storage."""
     usable = []
     for step in range(10, 0, -1):
@@ -342,15 +334,15 @@ def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
 @given(available())
 def test_the_order_is_that_of_a_walk_down_the_steps(found):
     """Each candidate has the ranks that have it, and no state goes without a word."""
-    candidates, rejected = order_candidates(found)
-    assert [(c.step, c.is_stored) for c in candidates] == twin(found)
-    for candidate in candidates:
+    ordered, rejected = candidates.order_candidates(found)
+    assert [(c.step, c.is_stored) for c in ordered] == twin(found)
+    for candidate in ordered:
         if candidate.record is None:
             steps = [[each.step for each in of_rank.snapshots] for of_rank in found]
             assert candidate.ranks == tuple(r for r, of_r in enumerate(steps) if candidate.step in of_r)
         else:
             assert candidate.ranks == (0,) and candidate.record in found[0].records
-    seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}
+    seen = {(c.step, c.is_stored) for c in ordered} | {(r.step, r.is_stored) for r in rejected}
     for of_rank in found:
         assert all((each.step, MEMORY) in seen for each in of_rank.snapshots)
         assert all((each.step, STORED) in seen for each in (*of_rank.records, *of_rank.damaged))
@@ -360,7 +352,7 @@ def test_the_order_is_that_of_a_walk_down_the_steps(found):
 def test_the_state_before_a_step_that_is_done_again_comes_first(again, steps):
     """If that step's own is the newest."""
     found = AvailableStates(snapshots=(snapshot(9), snapshot(8)), records=(record(5),))
-    assert [each.step for each in order_candidates([found], again)[0]] == steps
+    assert [each.step for each in candidates.order_candidates([found], again)[0]] == steps
 
 
 def test_no_snapshot_after_the_last_agreed_step_is_used():
@@ -374,13 +366,13 @@ def test_no_snapshot_after_the_last_agreed_step_is_used():
         AvailableStates(divergence=known, snapshots=(snapshot(7, generation=4),)),
         AvailableStates(snapshots=(snapshot(9, generation=4), snapshot(8, generation=3))),
     ]
-    candidates, rejected = order_candidates(found)
-    assert [c.step for c in candidates] == [8, 7]
+    ordered, rejected = candidates.order_candidates(found)
+    assert [c.step for c in ordered] == [8, 7]
     assert [(r.step, r.reason) for r in rejected] == [(9, "it was taken while the ranks' states differed")]
 
 
 @pytest.mark.parametrize(
-    ("candidates", "rejected", "is_missing"),
+    ("there", "rejected", "is_missing"),
     [
         ([], [], True),
         ([(164, MEMORY)], [], True),
@@ -389,13 +381,13 @@ def test_no_snapshot_after_the_last_agreed_step_is_used():
         ([(150, STORED)], [(170, MEMORY)], True),
     ],
 )
-def test_an_older_state_needs_the_newest_commit_to_be_there(candidates, rejected, is_missing):
+def test_an_older_state_needs_the_newest_commit_to_be_there(there, rejected, is_missing):
     """A damaged checkpoint is there; a damaged snapshot is no checkpoint."""
     found = [
         Candidate(step=step, ranks=(0,), record=record(step) if is_stored else None)
-        for step, is_stored in candidates
+        for step, is_stored in there
     ]
     refused = [RejectedState(step=step, reason="torn", is_stored=is_stored) for step, is_stored in rejected]
     says = pytest.raises(NothingLoads, match=r"has committed step 165, and neither .* has that state")
     with says if is_missing else nullcontext():
-        check_none_is_missing(165, found, refused, "runs/a")
+        candidates.check_none_is_missing(165, found, refused, "runs/a")

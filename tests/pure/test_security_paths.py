@@ -6,7 +6,6 @@ import os
 import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from payloads import bytes_of, commit_payload, payload_of
@@ -72,7 +71,7 @@ def little_memory():
         tracemalloc.stop()
 
 
-def sparse(path: Path) -> None:
+def sparse(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.truncate(HUGE_BYTES)

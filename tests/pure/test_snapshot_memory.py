@@ -23,13 +23,13 @@ HEADERS_BYTES = 1 << 16  # more than a page for the memory and one for each slot
 class Node:
     """An agent's memory on a machine with so much left."""
 
-    def __init__(self, left_bytes: int) -> None:
+    def __init__(self, left_bytes):
         self.left_bytes = left_bytes
-        self.said: list[str] = []
+        self.said = []
         self.page = ControlPage.create()
         self.memory = SnapshotMemory(self.page, SLOTS, self.said.append)
 
-    def asks(self, size_bytes: int = STATE_BYTES) -> None:
+    def asks(self, size_bytes=STATE_BYTES):
         """The workers ask for memory, and the agent has decided once this returns."""
         self.page.wanted_bytes = size_bytes
         self.memory.poll()

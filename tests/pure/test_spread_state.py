@@ -1,6 +1,7 @@
 """Every rank gets the bytes of the rank that had them, whichever machines they are on."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def spread_over(member, machines, holders, cannot_map, is_sealed):
         patch.setattr(ProcessGroups, "pass_along", counted)
         patch.setattr(spread_state, "this_machine", lambda: machines[member.rank])
         if cannot_map:
+            refuse = Mock(side_effect=PermissionError("not this one's"))
             patch.setattr(spread_state, "open_sealed", refuse)
         own = copy_of(state(), is_sealed=is_sealed) if member.rank in holders else Copy()
         found = spread(groups, own)
@@ -49,10 +51,6 @@ def spread_over(member, machines, holders, cannot_map, is_sealed):
     found.fill_(member.rank)
     groups.all_gather(0)
     return [is_state and bool((found == member.rank).all()), chains]
-
-
-def refuse(_path):
-    raise PermissionError("not this one's")
 
 
 @pytest.mark.parametrize(

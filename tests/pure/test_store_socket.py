@@ -1,6 +1,7 @@
 """An agent listens for the store of a generation, and hands that socket to one of its workers."""
 
 import socket
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,9 +44,7 @@ def test_a_worker_that_comes_early_waits_for_the_store():
 
 
 def test_a_node_without_a_descriptor_tries_again_later(monkeypatch):
-    def refuse(*_):
-        raise OSError(24, "Too many open files")
-
+    refuse = Mock(side_effect=OSError(24, "Too many open files"))
     monkeypatch.setattr("elastic.rendezvous.store_socket.listen_on", refuse)
     with pytest.raises(BackendFailed, match="Too many open files; trying again"):
         StoreSockets("127.0.0.1").open()

@@ -2,6 +2,7 @@
 
 import errno
 import math
+from unittest.mock import Mock
 
 import pytest
 from logged import record
@@ -25,7 +26,7 @@ class Run:
         self.generation = self.step = 0
         self.told = []
 
-    def begin(self, step: int, node: str = "a") -> None:
+    def begin(self, step, node="a"):
         """A generation goes on from this step."""
         self.generation += 1
         cause = "start" if self.generation == 1 else "failure"
@@ -34,7 +35,7 @@ class Run:
         self.metrics.rewind(step)
         self.step = step
 
-    def train(self, steps: int) -> None:
+    def train(self, steps):
         for _ in range(steps):
             self.step += 1
             values = {"by": self.generation, "beyond float32": 1e100 * self.step}
@@ -45,7 +46,7 @@ class Run:
     def time(self):
         return 100.0 * self.generation + self.step
 
-    def look(self, node: str = "a"):
+    def look(self, node="a"):
         """Of an agent; returns a function that looks at the run's files."""
         board = TensorBoard(self.board.parent, FakeClock())
         parts = agent(self.dir, node=node, print_line=self.told.append)
@@ -106,12 +107,9 @@ def test_a_full_disk_is_told_once_and_costs_no_step(run, monkeypatch):
     look = run.look()
     look()
     run.train(3)
-
-    def full(_self):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
-        patch.setattr(tensorboard.RecordWriter, "flush", full)
+        patch.setattr(tensorboard.RecordWriter, "flush", Mock(side_effect=full))
         assert [look(), look()] == [RETRY_S, RETRY_S]
     run.train(1)
     look()

@@ -228,8 +228,7 @@ def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, d
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
     process = UploaderProcess(replace(config, owner=os.getpid(), faults=faults))
     if faults is None:
-        number = signal.SIGKILL if dies == "idle" else signal.SIGSTOP
-        os.kill(process.pid, number)
+        os.kill(process.pid, signal.SIGKILL if dies == "idle" else signal.SIGSTOP)
     handover = hand_over(config, slots, 1, final=True)
     if dies == "in its save":
         assert state_of(handover) is SaveState.LOST
