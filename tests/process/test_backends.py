@@ -28,14 +28,8 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, own_etcd):
     servers.wait_ready()
     drill.waits_for(lambda: "it was deleted" in agent.output, "the loss of data being said")
     drill.open(6)
-    drill.stands(13, ranks=1)
-    agent.signal(signal.SIGTERM)
-    drill.happens("drain_requested")
-    drill.open(13)
-    agent.ends_with(75)
-    assert "step 13 is saved" in agent.output.splitlines()[-1]
-    drill.start(*where).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.drains(agent, 13)
+    drill.ends_like(undisturbed, drill.start(*where))
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (13, 0)]
 
 
@@ -52,9 +46,7 @@ def test_with_c10d_a_survivor_goes_on_without_the_host(drill, undisturbed):
     host.signal(signal.SIGKILL)
     drill.happens("generation_started", generation=2)
     drill.open(10)
-    other.ends_with(0)
-
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, other)
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
 
 
@@ -84,8 +76,7 @@ def test_with_c10d_a_lost_host_ends_the_run_with_all_saved(drill, undisturbed):
         drill.open(10)
         agent.ends_with(75)
     assert drill.last_step == len(undisturbed.chains)
-    drill.start(*options).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start(*options))
     with socket.create_server(("127.0.0.1", port)):
         late = drill.start(*options)
         late.ends_with(0)

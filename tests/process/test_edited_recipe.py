@@ -2,8 +2,6 @@
 
 import pytest
 
-OPTIONS = ("--snapshot-every", "1", "--save-every", "1000steps")
-
 
 @pytest.fixture
 def edited(drill, recipes):
@@ -14,7 +12,7 @@ def edited(drill, recipes):
         text = (recipes / "tiny.py").read_text()
         assert old in text
         recipe.write_text(text.replace(old, new))
-        return drill.start(*OPTIONS, recipe=recipe)
+        return drill.start("--snapshot-every", "1", "--save-every", "1000steps", recipe=recipe)
 
     return start
 

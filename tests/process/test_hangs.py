@@ -11,8 +11,7 @@ def test_a_worker_that_hangs_shows_its_stacks_and_is_replaced(drill, undisturbed
     gradients.
     """
     options = ["--nproc-per-node", "2", "--hang-timeout", "3"]
-    agent = drill.start(*options, "--faults", "step 10 rank 1 backward: hang")
-    drill.ends_like(undisturbed, agent)
+    drill.ends_like(undisturbed, drill.start(*options, "--faults", "step 10 rank 1 backward: hang"))
     (hang,) = drill.events("hang_detected")
     assert (hang["rank"], hang["place"], hang["generation"]) == (1, "step", 1)
     assert hang["silence_s"] > hang["limit_s"] == 3.0

@@ -50,6 +50,5 @@ def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed):
 
     shutil.rmtree(drill.run.rendezvous)  # as with c10d, where each command has a new store
     again = drill.start()
-    again.ends_with(0)
+    drill.ends_like(undisturbed, again)
     assert "is finished: 24 steps (" in again.output
-    drill.is_like(undisturbed)

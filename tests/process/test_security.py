@@ -47,9 +47,7 @@ def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
     assert "find_class" in told.read_text() or "PurePosixPath" in told.read_text()
     told.unlink()
 
-    for agent in drill.start_two("--faults", "step 9 rank 1: kill", env=env):
-        agent.ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, *drill.start_two("--faults", "step 9 rank 1: kill", env=env))
     assert not told.exists(), told.read_text()
 
 
@@ -80,9 +78,7 @@ def test_a_run_listens_on_its_own_address_and_hides_its_files(drill, undisturbed
     names = {line[7] for pid in pids for line in _lines(pid, "unix") if len(line) > 7}
     assert not any(name.startswith("@") for name in names), "a name without a file has no owner"
     drill.open(6)
-    for agent in agents:
-        agent.ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, *agents)
 
 
 def _lines(pid, *tables):

@@ -136,5 +136,4 @@ def test_hidden_memory_ends_the_run_at_the_step_that_reads_it(drill, recipe):
     agent.ends_with(0)
     assert drill.values("restored", "step")[-1] == (7,)
     assert "gave another result when it was done again, so that this need not be" in agent.output
-    lines = run_records.lines(drill.run.metrics)
-    assert [line["step"] for line in lines] == list(range(1, 19))
+    assert [line["step"] for line in run_records.lines(drill.run.metrics)] == list(range(1, 19))

@@ -42,9 +42,7 @@ def test_damaged_checkpoints_are_passed_over_the_result_stays(stopped, undisturb
     assert (code, [item["step"] for item in found["damage"]]) == (1, [20, 16, 12, 8])
 
     agent = stopped.start("--keep", "9")
-    agent.ends_with(0)
-
-    stopped.is_like(undisturbed)
+    stopped.ends_like(undisturbed, agent)
     assert sorted(event["step"] for event in stopped.events("checkpoint_rejected")) == [8, 12, 16, 20]
     assert stopped.values("restored", "step", "lost_steps") == [(0, 0), (4, 16)]
     assert "checkpoint step=20 is not used" in agent.output
@@ -89,8 +87,7 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     assert files_of(stopped.run.local) == before
     assert stopped.inspects("verify", stopped.run.url)[0] == 1
 
-    stopped.start("--fresh").ends_with(0)
-    stopped.is_like(undisturbed)
+    stopped.ends_like(undisturbed, stopped.start("--fresh"))
     (aside,) = stopped.folder.glob("run.aside-*")
     assert files_of(aside) == before
 
@@ -178,6 +175,5 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, disk):
     assert "The disk or quota is full: free space" in failed[0]["reason"]
     assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] == len(failed)
 
-    drill.start(*options, env=disk.env).ends_with(0)
-    drill.is_like(undisturbed)
+    drill.ends_like(undisturbed, drill.start(*options, env=disk.env))
     assert drill.inspects("verify", drill.run.url)[0] == 0

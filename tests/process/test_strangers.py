@@ -12,8 +12,7 @@ OTHER = ("--global-batch", "16")
 
 def nodes_ever_in(drill):
     """Ids of all nodes that any version of the group names, in the run directory's own folder."""
-    paths = drill.run.rendezvous.glob("state-*")
-    groups = [Group.parse(path.read_bytes()) for path in paths]
+    groups = [Group.parse(path.read_bytes()) for path in drill.run.rendezvous.glob("state-*")]
     return {node.id for group in groups for node in (*group.members, *group.waiting)}
 
 

@@ -5,9 +5,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from drawn_runs import write
 from hostile import json_values
 from hypothesis import given
 from hypothesis import strategies as st
+from logged import logged
 from records import IDENTITY
 
 from elastic.observe.step_columns import StepBatch
@@ -60,11 +62,8 @@ def test_values_that_no_run_writes_are_not_compared_and_counted():
 
 
 def begun(folder, chains, identity=IDENTITY, *events):
-    (folder / "events").mkdir(parents=True)
-    (folder / "run.json").write_bytes(identity.to_json())
-    lines = [json.dumps({"step": step, "chain": each * 16}) for step, each in enumerate(chains, start=1)]
-    (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    (folder / "events" / "n.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in events))
+    lines = [StepLine(step=step, chain=each * 16) for step, each in enumerate(chains, start=1)]
+    (write(folder, events, lines) / "run.json").write_bytes(identity.to_json())
     return str(folder)
 
 
@@ -72,8 +71,7 @@ def test_unreadable_lines_are_counted_and_hide_no_comparison(tmp_path, printed):
     """Two of 77 lines are damaged in the middle of the file. A last line without its end is that of
     a run that goes on, or was killed.
     """
-    finished = {"event": "run_finished", "time": 9.0, "node": "n", "generation": 1}
-    finished |= {"steps": 77, "epochs": 1, "digest": "d"}
+    finished = logged("run_finished", 9.0, steps=77, epochs=1, digest="d")
     a, b = (begun(tmp_path / name, "a" * 77, IDENTITY, finished) for name in "ab")
     metrics = tmp_path / "b/metrics.jsonl"
     lines = metrics.read_text().splitlines()

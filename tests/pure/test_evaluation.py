@@ -35,11 +35,11 @@ def network():
 
 def bits(value):
     """A tensor as its type, shape and numbers: repr tells -0.0 from 0.0."""
-    return repr(
-        tree_map(
-            lambda each: (each.dtype, each.shape, each.tolist()) if torch.is_tensor(each) else each, value
-        )
-    )
+
+    def shown(each):
+        return (each.dtype, each.shape, each.tolist()) if torch.is_tensor(each) else each
+
+    return repr(tree_map(shown, value))
 
 
 def odd_values():

@@ -108,11 +108,10 @@ def test_a_collective_that_fails_blames_the_peer(ranks):
 def test_words_keep_their_bits_in_a_sum_of_float32(values, world_size):
     """Of losses and ballots: each is 0 on all ranks but one."""
     words = [struct.unpack("<q", struct.pack("<d" if isinstance(v, float) else "<q", v))[0] for v in values]
-    of_ranks = [
-        encode(
-            torch.tensor([w * (i % world_size == rank) for i, w in enumerate(words)], dtype=torch.int64), [1]
-        )
-        for rank in range(world_size)
-    ]
-    found, counts = decode(sum(of_ranks).tolist(), len(words))
+
+    def of_rank(rank):
+        own = [word * (place % world_size == rank) for place, word in enumerate(words)]
+        return encode(torch.tensor(own, dtype=torch.int64), [1])
+
+    found, counts = decode(sum(map(of_rank, range(world_size))).tolist(), len(words))
     assert found == [word % 2**64 for word in words] and counts == [world_size]

@@ -123,10 +123,8 @@ def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
     """A new rate has no effect there: the run must not go on without a word of it."""
     saved = kept(State(optimizer=own_optimizer(0.1, 24)))
     state = State(optimizer=own_optimizer(0.001))
-    assert load_entries(saved, state, ()) == (
-        [],
-        ["as it was saved: optimizer.lr 0.1, not 0.001; optimizer.steps 24, not 0"],
-    )
+    told = ["as it was saved: optimizer.lr 0.1, not 0.001; optimizer.steps 24, not 0"]
+    assert load_entries(saved, state, ()) == ([], told)
     assert load_entries(saved, state, ()) == ([], [])
     problems, _ = load_entries(saved, State(**adam()(net(1))), ("optimizer",))  # torch's does not take it
     assert len(problems) == 1

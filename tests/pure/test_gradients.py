@@ -71,12 +71,12 @@ def test_a_sum_is_of_the_shards_that_used_the_parameter(steps_users):
     always, some, never = ones(), ones(), ones()
     gradients = gradients_of(always, some, never)
     for step, users in enumerate(steps_users, start=1):
-        one_step(
-            gradients,
-            lambda shard, step=step, users=users: sum(
-                [(step * always).sum(), *[((shard + 1) * some).sum()] * (shard in users)]
-            ).backward(),
-        )
+
+        def backward(shard, step=step, users=users):
+            used = [((shard + 1) * some).sum()] * (shard in users)
+            sum([(step * always).sum(), *used]).backward()
+
+        one_step(gradients, backward)
         assert always.grad.tolist() == [SHARDS * step] * 2 and never.grad is None
         found = None if some.grad is None else some.grad.tolist()
         assert found == ([sum(shard + 1 for shard in users)] * 2 if users else None)
@@ -158,12 +158,13 @@ def test_gradients_lie_alike_at_every_world_size(ranks):
 def bits_of_parts(member):
     """Of a gradient that each shard gives in three parts, as reentrant checkpointing does."""
     gradients = gradients_of(parameter := ones(1), member=member, shards=4)
+
+    def backward(shard):
+        for part in (0.1, 0.7, 1e4):
+            (part**shard * parameter).sum().backward()
+
     for _ in range(2):
-        one_step(
-            gradients,
-            lambda shard: [(part**shard * parameter).sum().backward() for part in (0.1, 0.7, 1e4)],
-            used=[1.0],
-        )
+        one_step(gradients, backward, used=[1.0])
     gradients.close()
     return parameter.grad.view(torch.int32).tolist()
 

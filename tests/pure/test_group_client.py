@@ -29,9 +29,8 @@ class Rendezvous:
 
     def __init__(self):
         self.up = True
-        self.done = self.leave = self._answer_with(Group())
+        self.done = self.leave = self.close = self.end = self._answer_with(Group())
         self.watch = self._answer_with(WATCH)
-        self.close = self.end = self._answer_with(Group())
 
     def _answer_with(self, value):
         def answer(*_words, **_more):

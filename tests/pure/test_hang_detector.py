@@ -96,13 +96,11 @@ stretches = st.one_of(
     st.tuples(st.just(Phase.WAIT), st.floats(0.001, 2 * MAX_LIMIT_S)),
     st.tuples(st.just(Phase.AFTER), st.floats(0.001, 10 * MAX_LIMIT_S)),
 )
+stories = st.lists(stretches, min_size=1, max_size=12)
 gaps = st.one_of(st.floats(0.01, 2.0), st.floats(2.0, 3000.0))
 
 
-@given(
-    st.lists(st.lists(stretches, min_size=1, max_size=12), min_size=1, max_size=3),
-    st.lists(gaps, max_size=60),
-)
+@given(st.lists(stories, min_size=1, max_size=3), st.lists(gaps, max_size=60))
 def test_no_worker_is_blamed_within_the_limits_of_its_phases(workers, observations):
     """Any order of phases and any gaps between observations, long ones too: the counted silence
     never exceeds the true one.
@@ -136,14 +134,10 @@ samples = st.builds(
     beats=st.integers(0, 1),
     is_stopped=st.booleans(),
 )
+looks = st.tuples(eighths, st.integers(1, 8), st.dictionaries(st.integers(0, 2), samples, min_size=3))
 
 
-@given(
-    st.lists(
-        st.tuples(eighths, st.integers(1, 8), st.dictionaries(st.integers(0, 2), samples, min_size=3)),
-        max_size=12,
-    )
-)
+@given(st.lists(looks, max_size=12))
 @example([(1.0, 8, dict.fromkeys(range(3), sample_of(Phase.WAIT)))])
 def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
     """The twin keeps every sample and counts backwards.

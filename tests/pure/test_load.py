@@ -58,9 +58,8 @@ def fitted(dtype, name="SGD", schedule=None):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 6, bias=False)).to(dtype)
     if name != "LBFGS":
-        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)).to(
-            dtype, memory_format=torch.channels_last
-        )
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1))
+        net.to(dtype, memory_format=torch.channels_last)
     optimizer = getattr(torch.optim, name)(net.parameters(), **{"lr": 0.01} | OPTIMIZERS[name])
     objects = {} if schedule is None else {"scheduler": SCHEDULERS[schedule](optimizer)}
 

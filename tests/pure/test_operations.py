@@ -23,10 +23,9 @@ GUIDES = ("../README.md", "operations.md", "kubernetes.md")
 CALL = re.compile(r"(?<!/)(?<!; )elastic-train \S")
 
 
-def section(title, guide="operations.md"):
-    """The text below a heading, up to the next one."""
-    text = (DOCS / guide).read_text()
-    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def section(title):
+    """The text below a heading of operations.md, up to the next one."""
+    return (DOCS / "operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def first_cells(title):

@@ -25,6 +25,8 @@ def events(*of_vms, not_before=WHEN):
     return json.dumps({"DocumentIncarnation": 1, "Events": found}).encode()
 
 
+OTHERS = events(("Preempt", "trainers_30"), ("Freeze", "trainers_3"), ("Reboot", "trainers_3"))
+
 # Of each cloud: the requests of one look, each with the header that its service demands and the
 # answer without a notice; the last answer with one; and the reason.
 PAGES = {
@@ -152,11 +154,7 @@ def test_a_source_that_raises_is_asked_again():
 @pytest.mark.parametrize(
     ("name", "answer", "reason"),
     [
-        (
-            "azure",
-            events(("Preempt", "trainers_30"), ("Freeze", "trainers_3"), ("Reboot", "trainers_3")),
-            None,
-        ),
+        ("azure", OTHERS, None),
         ("azure", events(("Terminate", "trainers_3"), not_before=""), "Azure: Terminate"),
         # A time that cannot be read hides no notice.
         ("azure", events(("Preempt", "trainers_3"), not_before=None), "Azure: Preempt"),

@@ -21,7 +21,7 @@ from elastic.train.run import Run
 from elastic.train.state.state import State
 from elastic.train.step.step import Step
 
-CPU = torch.device("cpu")
+CPU, EXPANDED = torch.device("cpu"), torch.ones(1, 2).expand(3, 2)
 
 
 def with_hook():
@@ -34,10 +34,7 @@ def with_hook():
     ("module", "says"),
     [
         (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer"),
-        (
-            lambda: nn.Embedding.from_pretrained(torch.ones(1, 2).expand(3, 2)),
-            r"found model\.layer\.weight exp",
-        ),
+        (lambda: nn.Embedding.from_pretrained(EXPANDED), r"found model\.layer\.weight exp"),
         (with_hook, r"hook at model\.layer\.weight"),
         (lambda: nn.Linear(2, 2, device="meta"), r"found model\.layer\.weight on meta"),
     ],

@@ -140,16 +140,11 @@ def test_spares_wait_and_never_cause_a_new_generation(sizes, max_nodes, max_work
 
 
 who = st.sampled_from("abcdef")
+names = st.lists(who, unique=True, max_size=4)
 said = st.builds(UnreachableReport, node=who, peers=st.lists(who, unique=True, max_size=5).map(tuple))
 
 
-@given(
-    st.lists(who, unique=True, max_size=4),
-    st.permutations("abcdef"),
-    st.lists(said, max_size=5),
-    st.sets(who),
-    st.integers(1, 4),
-)
+@given(names, st.permutations("abcdef"), st.lists(said, max_size=5), st.sets(who), st.integers(1, 4))
 def test_members_reach_each_other_and_the_generation_stays_open(members, arrived, reports, alive, max_nodes):
     """Any members return, any others arrive, any reports: no report closes the new generation
     again, and a previous member is left out only because of a report.
@@ -252,7 +247,7 @@ def role(group, me, alive):
     return "open", "is a member" if me in group.member_ids else f"is no member and {waits}"
 
 
-some_nodes = st.lists(who, unique=True, max_size=4).map(lambda ids: tuple(node(i) for i in ids))
+some_nodes = names.map(lambda ids: tuple(node(i) for i in ids))
 some_groups = st.builds(
     lambda group, **fields: replace(group, **fields | {"open": fields["open"] and not fields["ended"]}),
     st.just(Group()),

@@ -148,11 +148,8 @@ def steps(
         link=replace(LINK, node=f"node{member.rank}", divergence=redo),
         output=None if member.rank or log is None else SimpleNamespace(log=log),
     )
-    audit = (
-        None
-        if audits is None
-        else partial(audits, Auditor(cast("LoopParts", loop), parts, parts.buffers.load))
-    )
+    auditor = Auditor(cast("LoopParts", loop), parts, parts.buffers.load)
+    audit = None if audits is None else partial(audits, auditor)
 
     def spans(number: int) -> list[range]:
         return turning_spans(number, member.world_size, shards)
