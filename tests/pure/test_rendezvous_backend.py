@@ -2,7 +2,6 @@
 
 import threading
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count
@@ -12,14 +11,12 @@ from etcd_servers import end_stores, free_port
 from scale_servers import Bucket, Etcd, Store, Traffic, folder
 
 from elastic.errors import StoreFailed
-from elastic.rendezvous.backends.backend import Backend, BackendFailed
+from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.host import HostBackend
 from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 from elastic.testing.fakes import FakeClock, MemoryBackend
-
-Open = Callable[[], Backend]
 
 
 @pytest.fixture(params=["memory", "directory", "etcd", "c10d", "objects"])

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_LINES = {"elastic": 20_270, "elastic/train elastic/proof": 5_636, "tests": 19_527}
 MOST_FILES = {"elastic": 207, "elastic/train elastic/proof": 47}
 MOST_WORDS = 18_887  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 18_887  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
