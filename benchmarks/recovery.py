@@ -1,6 +1,7 @@
 """Seconds from a fault to the end of the first new step, for elastic-train and for torchrun.
 
 python benchmarks/recovery.py [--only join] [--tries 10] [--torchrun-tries 1] [--json FILE]
+    [--standby on] [--script-s 5]: with standby workers; with scripts that take seconds to start
 
 Two nodes of one worker each train on this machine. A node is a launcher and everything that it
 started. Each fault hits a random (seeded) moment of a step, once the group has trained five new
@@ -59,9 +60,11 @@ def ours(args: argparse.Namespace) -> Launcher:
             str(folder / "run"),
         ]
         words += ["--min-nodes", "1", "--max-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "100"]
-        return [*words, *shlex.split(args.ours_options), "--", str(args.global_batch), str(args.shards)]
+        words += ["--standby", args.standby, *shlex.split(args.ours_options)]
+        return [*words, "--", str(args.global_batch), str(args.shards), str(args.script_s)]
 
-    return Launcher(name=OURS, command=command, env={}, spares_first=False)
+    standbys = 1 if args.standby == "on" else 0
+    return Launcher(name=OURS, command=command, env={}, spares_first=False, standbys=standbys)
 
 
 def torchrun(args: argparse.Namespace, name: str, conf: str, env: dict[str, str]) -> Launcher:
@@ -72,7 +75,7 @@ def torchrun(args: argparse.Namespace, name: str, conf: str, env: dict[str, str]
         # store.
         words += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(nodes == 0)}{conf}", "--local-addr=127.0.0.1"]
         words += [str(HERE / "recovery_torchrun.py"), str(args.global_batch), str(args.torchrun_save_every)]
-        return [*words, str(folder / "checkpoint.pt")]
+        return [*words, str(folder / "checkpoint.pt"), str(args.script_s)]
 
     return Launcher(name=name, command=command, env=env, spares_first=True)
 
@@ -192,6 +195,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--shards", type=int, default=2, help="of ours, at least the 2 nodes that may come")
     parser.add_argument("--ours-options", default="--snapshot-every 1 --keep-alive 2")
+    parser.add_argument("--standby", choices=("on", "off"), default="off", help="of ours")
+    parser.add_argument("--script-s", type=float, default=0.0, help="that each script takes besides")
     parser.add_argument("--torchrun-save-every", type=int, default=10, help="steps between its checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
     parser.add_argument("--folder", type=Path, help="where runs and logs are left [a temporary folder]")

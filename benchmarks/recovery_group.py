@@ -6,12 +6,14 @@ step is new if no worker finished it before the last fault.
 """
 
 import contextlib
+import json
 import os
 import random
 import signal
 import socket
 import statistics
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -36,13 +38,15 @@ class Launcher:
 
     command: makes the command of a node from the group's folder, a free port, and the number of
     nodes that were started before.
-    spares_first: no fault hits the node that was started first.
+    spares_first: no fault hits the node that was started first. standbys: of each node, for which a
+    fault waits.
     """
 
     name: str
     command: Callable[[Path, int, int], list[str]]
     env: dict[str, str]
     spares_first: bool
+    standbys: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +213,17 @@ class Group:
             lambda: len({line.step for line in self.new(size)}) >= SETTLED_STEPS,
             f"{size} workers at work",
         )
+        self.wait_for(lambda: self._standbys() >= size * self.launcher.standbys, "standbys")
         time.sleep(self.rng.uniform(0, self.step_s()))
         self._retired = {line.pid for line in self.lines()}
         return time.time()
+
+    def _standbys(self) -> int:
+        """That wait for a place."""
+        if not self.launcher.standbys:
+            return 0
+        words = [sys.executable, "-m", "elastic.cli", "status", str(self.folder / "run"), "--json"]
+        return int(json.loads(subprocess.run(words, capture_output=True, check=True).stdout)["standbys"])
 
     def first_new(self, world_size: int | None = None) -> Line:
         return self.wait_for(lambda: self.new(world_size), "a new step")[0]

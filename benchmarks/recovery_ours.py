@@ -1,7 +1,8 @@
 """The recipe of benchmarks/recovery.py under elastic-train: ResNet-18 on noise.
 
 Each finished step adds a line to the file $STEPS_LOG. Training lasts longer than any benchmark. The
-few images are made at the start, so that a start costs little. Arguments: global batch, shards.
+few images are made at the start, so that a start costs little. Arguments: global batch, shards,
+seconds that the script takes besides (a real one builds the index of its data, and more).
 """
 
 import os
@@ -16,8 +17,9 @@ import elastic
 
 IMAGES, EPOCHS = 256, 100_000
 
-global_batch, shards = map(int, sys.argv[1:])
+global_batch, shards = map(int, sys.argv[1:3])
 run = elastic.start(seed=0, global_batch=global_batch, shards=shards)
+time.sleep(float(sys.argv[3]))
 noise = torch.Generator().manual_seed(0)
 images = torch.randn(IMAGES, 3, 32, 32, generator=noise)
 labels = torch.randint(0, 10, (IMAGES,), generator=noise)

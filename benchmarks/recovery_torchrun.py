@@ -4,7 +4,7 @@ it.
 DistributedDataParallel. Rank 0 saves model, optimizer and step at an interval, atomically (a
 temporary file and a rename), and every rank loads that file at its start. The ranks share the
 global batch, so a step is the same work as in recovery_ours.py. Arguments: global batch, steps
-between saves, checkpoint file.
+between saves, checkpoint file, seconds that the script takes besides.
 """
 
 import os
@@ -24,6 +24,7 @@ checkpoint = Path(sys.argv[3])
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(1)
+time.sleep(float(sys.argv[4]))
 noise = torch.Generator().manual_seed(0)
 images = torch.randn(IMAGES, 3, 32, 32, generator=noise)
 labels = torch.randint(0, 10, (IMAGES,), generator=noise)
