@@ -109,8 +109,25 @@ class GenerationEnded(Event):
 
 
 class WorkerStarted(Event):
+    """`standby`: it had run the script already, and waited for a place in a generation."""
+
     rank: int
     pid: int
+    standby: bool = False
+
+
+class StandbyWaits(Event):
+    """A process has run the script up to where it needs its place; `seconds`: since it began."""
+
+    pid: int
+    seconds: float
+
+
+class StandbyEnded(Event):
+    """Before it had a place. The run goes on without it."""
+
+    pid: int
+    reason: str
 
 
 class WorkerExited(Event):

@@ -15,6 +15,7 @@ from elastic.agent.generation import NodeGeneration
 from elastic.agent.hang_detector import HangDetector
 from elastic.agent.parts import GROUP_POLL_S, AgentParts
 from elastic.agent.run_directory import has_recorded_end
+from elastic.agent.standbys import Standbys
 from elastic.agent.watchdog import Watchdog
 from elastic.agent.workers import NodeWorkers, worker_starts
 from elastic.divergence import Divergence
@@ -63,6 +64,7 @@ class NodeAgent:
         self._divergence: Divergence | None = None  # because of which the next workers do steps again
         detector = HangDetector(fixed_limit_s=parts.settings.options.hang_timeout.value or None)
         self._watchdog = Watchdog(detector, parts.page, parts.log, parts.clock)
+        self._standbys = Standbys(parts)
         parts.spawner.interrupted = lambda: parts.shutdown.is_over(Share.DRAIN)
 
     @property
@@ -95,13 +97,14 @@ class NodeAgent:
                 end = self._join_and_train()
             finally:
                 self._stop_workers()
+        self._standbys.close()
         self.end = end
 
     def _join_and_train(self) -> RunEnd | None:
         """Returns how the run ended for this node, or None where another generation follows."""
         parts = self._parts
         try:
-            entered = parts.group.join(meanwhile=parts.revive_uploader)
+            entered = parts.group.join(meanwhile=self._wait_for_others)
             return self._watch(self._start_workers(entered), entered)
         except Interrupted:
             self.others_go_on = leave_group(parts, self.last_step)
@@ -143,7 +146,8 @@ class NodeAgent:
             decision = decide(self._observe(generation, view))
             match decision.action:
                 case Action.CONTINUE:
-                    generation.workers.wait(WORKER_POLL_S)
+                    due_s = polled_s + poll_s - parts.clock.monotonic()
+                    generation.workers.wait(max(0.0, min(WORKER_POLL_S, due_s)))
                 case Action.REQUEST_DRAIN:
                     # A node without others has nobody to compare one more step with.
                     is_alone = parts.shutdown.reason is not None and len(entered.members) == 1
@@ -187,12 +191,18 @@ class NodeAgent:
         pids = {rank: workers.pid(rank) for rank in workers.running}
         parts.faults.poll(entered, parts.common_step, pids)
         parts.revive_uploader()
+        if pids:
+            self._standbys.poll([*pids.values()])
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
     def _planned_cause(self, view: GroupView, action: Action) -> str:
         if action is Action.AGAIN or (self._parts.page.rehearses and not view.newcomers):
             return REHEARSAL
         return NODE_JOINED if view.newcomers else NODE_LEFT
+
+    def _wait_for_others(self) -> None:
+        self._parts.revive_uploader()
+        self._standbys.poll([])
 
     def _ends_the_wait(self) -> bool:
         # The state that this node has may have to be saved before there is a generation.
@@ -256,7 +266,8 @@ class NodeAgent:
             store.close()
             store = None
         starts = worker_starts(entered, parts, store, divergence=self._divergence)
-        workers = NodeWorkers(starts, parts)
+        workers = NodeWorkers(starts, parts, self._standbys.take)
+        self._standbys.begin(ran_anew=len(workers.of_standbys) < len(starts))
         if store is not None:
             store.close()  # the worker has it: peers are to learn at once when that ends
         self._generation = NodeGeneration(parts, entered.number, workers, self._watchdog)

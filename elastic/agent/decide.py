@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from elastic.errors import (
-    EXIT_AGAIN,
-    EXIT_COMPLETE,
-    EXIT_DIVERGED,
-    EXIT_INTERRUPTED,
-    EXIT_NOTHING_LOADS,
-    EXIT_PEER_LOST,
-    EXIT_RECIPE,
-    EXIT_USAGE,
-)
+from elastic import errors
 from elastic.events import HangDetected
 from elastic.rendezvous.partition import SETTLED_AFTER, UNREACHABLE_AFTER
 
@@ -32,8 +23,8 @@ from elastic.rendezvous.partition import SETTLED_AFTER, UNREACHABLE_AFTER
 VICTIM_PATIENCE_S = 3.0
 VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
-FINAL_CODES = (EXIT_USAGE, EXIT_NOTHING_LOADS)  # a restart would end with the same code
-LIBRARY_FINAL_CODES = (*FINAL_CODES, EXIT_RECIPE)  # of a script that imports this library
+FINAL_CODES = (errors.EXIT_USAGE, errors.EXIT_NOTHING_LOADS)  # a restart would end with the same code
+LIBRARY_FINAL_CODES = (*FINAL_CODES, errors.EXIT_RECIPE)  # of a script that imports this library
 
 
 class Action(Enum):
@@ -71,7 +62,7 @@ class WorkerExit:
     @property
     def is_within_loop(self) -> bool:
         """It ended as if it had finished, and its loop had not ended."""
-        return self.code == EXIT_COMPLETE and self.open_step is not None
+        return self.code == errors.EXIT_COMPLETE and self.open_step is not None
 
     def __str__(self) -> str:
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
@@ -111,9 +102,9 @@ class Observation:
     @property
     def failure(self) -> WorkerExit | None:
         """The first worker that failed by itself; if none did, the first that lost a peer."""
-        ends_well = (EXIT_COMPLETE, EXIT_INTERRUPTED) if self.has_drain else (EXIT_COMPLETE,)
+        ends_well = [errors.EXIT_COMPLETE, *([errors.EXIT_INTERRUPTED] if self.has_drain else [])]
         failures = [each for each in self.exits if each.code not in ends_well or each.is_within_loop]
-        by_itself = [each for each in failures if each.code != EXIT_PEER_LOST]
+        by_itself = [each for each in failures if each.code != errors.EXIT_PEER_LOST]
         return next(iter(by_itself + failures), None)
 
     @property
@@ -124,12 +115,7 @@ class Observation:
     @property
     def lost_peer(self) -> bool:
         """Workers failed, but none by itself."""
-        return self.code == EXIT_PEER_LOST and not self.is_plain
-
-    @property
-    def has_failed(self) -> bool:
-        """A worker failed by itself."""
-        return self.failure is not None and not self.lost_peer
+        return self.code == errors.EXIT_PEER_LOST and not self.is_plain
 
     @property
     def is_final(self) -> bool:
@@ -145,7 +131,7 @@ class Observation:
     @property
     def all_finished(self) -> bool:
         codes = [each.code for each in self.exits if not each.is_within_loop]
-        return codes == self.workers * [EXIT_COMPLETE]
+        return codes == self.workers * [errors.EXIT_COMPLETE]
 
     @property
     def all_drained(self) -> bool:
@@ -175,11 +161,13 @@ RULES: tuple[Rule, ...] = (
     # they differ again the workers exit with a code that ends the run. Without what differs, such a
     # code is any other failure.
     Rule(lambda o: o.is_final, Action.END_RUN, "{o.failure}, which a restart does not change"),
-    Rule(lambda o: o.code == EXIT_DIVERGED and o.has_evidence, Action.REDO, "the ranks differed"),
+    Rule(lambda o: o.code == errors.EXIT_DIVERGED and o.has_evidence, Action.REDO, "the ranks differed"),
     Rule(
-        lambda o: o.code == EXIT_AGAIN and o.has_evidence, Action.AGAIN, "a step that was done again differs"
+        lambda o: o.code == errors.EXIT_AGAIN and o.has_evidence,
+        Action.AGAIN,
+        "a step that was done again differs",
     ),
-    Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
+    Rule(lambda o: o.failure is not None and not o.lost_peer, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
     # and a rule above applies; only if none does in time is a failure reported from here.
     Rule(

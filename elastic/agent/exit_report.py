@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
+from elastic import errors
 from elastic.agent.agent import NodeAgent
 from elastic.agent.final_checkpoint import newest_checkpoint
 from elastic.agent.generation import is_own_exit
@@ -22,17 +23,7 @@ from elastic.agent.shutdown_request import GivenUp
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.record import CommitRecord, missing_text
-from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.identity import new_run_from
-from elastic.errors import (
-    EXIT_COMPLETE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_NOTHING_LOADS,
-    ElasticError,
-    NothingLoads,
-    StoreFailed,
-)
 from elastic.events import CheckpointCommitted, RunFailed, RunFinished, RunInterrupted, RunStarted
 from elastic.observe import doubts, logged_event
 from elastic.observe.log import read_events, read_rare
@@ -47,9 +38,9 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     """Record how the run ended on this node, print it, and return the exit code."""
     code, newest = agent.end.exit_code, None
     if parts.settings.imports_library:
-        is_new = code == EXIT_INTERRUPTED and agent.has_trained
+        is_new = code == errors.EXIT_INTERRUPTED and agent.has_trained
         newest = newest_checkpoint(parts, step=agent.last_step, generation=agent.generation, is_new=is_new)
-    if code == EXIT_INTERRUPTED:
+    if code == errors.EXIT_INTERRUPTED:
         # Where the storage does not say it, a commit that this node has seen counts.
         saved_step = parts.shutdown.saved_step if newest is None else newest.step
         code, text = _interrupted(agent, parts, saved_step)
@@ -58,7 +49,7 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
         print_if_read(printable(text), file=sys.stderr)
         parts.log.record(RunInterrupted(step=saved_step, reason=agent.end.reason, gave_up=agent.gave_up))
         return code
-    if code == EXIT_COMPLETE:
+    if code == errors.EXIT_COMPLETE:
         print_if_read(*map(printable, _complete(parts, newest)), file=sys.stdout)
     else:
         parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
@@ -105,14 +96,12 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[
     """The exit code and the last line."""
     how, url = f"interrupted ({agent.end.reason})", parts.settings.run.url
     if parts.difference:
-        return EXIT_FAILED, f"{how}: {parts.difference}"
+        return errors.EXIT_FAILED, f"{how}: {parts.difference}"
     if not parts.settings.imports_library:
-        cut = (
-            ": the script was stopped, and whatever it saved is its own (a script that ends with 0 at SIGTERM gives 75)"
-            if agent.cut_short
-            else ""
-        )
-        code = EXIT_FAILED if agent.cut_short else EXIT_INTERRUPTED
+        code, cut = errors.EXIT_INTERRUPTED, ""
+        if agent.cut_short:
+            code = errors.EXIT_FAILED
+            cut = ": the script was stopped, and whatever it saved is its own (a script that ends with 0 at SIGTERM gives 75)"
         return code, f"{how}{cut}; the same command starts it again"
     if agent.last_step > saved_step:
         # What a group that gave up lacks, it lost with its nodes, and a scheduler starts this one
@@ -123,12 +112,12 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> tuple[
         is_well = is_lost or (agent.others_go_on and not agent.has_trained)
         again = f"the same command resumes there (steps to do again: {agent.last_step - saved_step})"
         what_follows = "the other nodes go on" if agent.others_go_on else again
-        return EXIT_INTERRUPTED if is_well else EXIT_FAILED, (
+        return errors.EXIT_INTERRUPTED if is_well else errors.EXIT_FAILED, (
             f"{how} after step {agent.last_step}, but step {saved_step} is the newest that is saved; {what_follows}"
         )
-    if not saved_step:
-        return EXIT_INTERRUPTED, f"{how}; this node saw no saved step in {url}: the same command goes on"
-    return EXIT_INTERRUPTED, f"{how}; step {saved_step} is saved in {url}: the same command resumes"
+    saved = f"step {saved_step} is saved in {url}: the same command resumes"
+    none = f"this node saw no saved step in {url}: the same command goes on"
+    return errors.EXIT_INTERRUPTED, f"{how}; {saved if saved_step else none}"
 
 
 def _failed(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -> list[str]:
@@ -137,7 +126,7 @@ def _failed(agent: NodeAgent, settings: Settings, newest: CommitRecord | None) -
     if failure is not None and is_own_exit(failure.message, code):
         return [f"{settings.options.recipe} ended with exit code {code}; its words are above"]
     saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
-    if code == EXIT_NOTHING_LOADS or not settings.imports_library:
+    if code == errors.EXIT_NOTHING_LOADS or not settings.imports_library:
         saved = ""  # the reason says it; or the script knows
     logs = f"; logs are in {run.logs}" if os.path.exists(run.logs) else ""  # noqa: PTH110 - Path.exists may raise
     lines = [f"training failed: {agent.end.reason}{saved}{logs}"]
@@ -153,9 +142,9 @@ def check_finished(settings: Settings, committed_step: int) -> None:
 
     The run directory may be an old copy, from which another run would go on as if it were whole.
     """
-    with suppress(StoreFailed):
+    with suppress(errors.StoreFailed):
         if (newest := _newest_commit(settings)) < committed_step:
-            raise NothingLoads(missing_text(committed_step, newest, settings.run.url))
+            raise errors.NothingLoads(missing_text(committed_step, newest, settings.run.url))
 
 
 def is_finished(settings: Settings) -> bool:
@@ -164,7 +153,7 @@ def is_finished(settings: Settings) -> bool:
     The group's state has no end of the run where its store is new. Raises UsageError, as
     `is_complete` does.
     """
-    with suppress(StoreFailed):
+    with suppress(errors.StoreFailed):
         ends = read_rare(settings.run.events, RunFinished) if is_complete(settings) else []
         return bool(ends) and _newest_commit(settings) >= max(each.event.steps for each in ends)
     return False
@@ -192,8 +181,8 @@ def finished_text(settings: Settings) -> str:
     )
 
 
-def read_stop(settings: Settings) -> StopRecord | None:
+def read_stop(settings: Settings) -> stop_record.StopRecord | None:
     """Where the recipe ended this run early; None if it did not, or if the storage does not say."""
-    with suppress(ElasticError):
+    with suppress(errors.ElasticError):
         return stop_record.read(open_store(settings.run.url), settings.run_id, SystemClock())
     return None

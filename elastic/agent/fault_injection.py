@@ -46,8 +46,7 @@ class NodeFaults:
             if isinstance(due, At) and is_here and due.number <= step and self._claims.take(fault):
                 self._inject(fault, step)
         for kills in self._repeated:
-            victim = kills.poll(generation.world_size, workers)
-            if victim is not None:
+            if (victim := kills.poll(generation.world_size, workers)) is not None:
                 self._log.record(FaultInjected(fault=kills.fault.text, step=step))
                 _kill(victim)
 

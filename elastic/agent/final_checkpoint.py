@@ -150,8 +150,7 @@ def _is_saved(parts: AgentParts, newest: Snapshot) -> bool:
     is compared by the checksum of its image: the uploader, which would say the same, would upload
     the state first, and a newer generation fences it.
     """
-    info, now_s = newest.info, parts.clock.monotonic()
-    left_s = parts.shutdown.end_s(Share.SAVE, now_s, parts.shutdown.grace_s) - now_s
+    info, left_s = newest.info, parts.shutdown.left_s(Share.SAVE, parts.shutdown.grace_s)
     # A store that does not answer this may still take a save.
     records = _records(parts, Share.SAVE, left_s * LOOK_SHARE)
     found = [e for e in records if e.step >= info.step and e.generation >= info.generation]

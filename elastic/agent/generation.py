@@ -163,18 +163,13 @@ class NodeGeneration:
                 limit_s = parts.shutdown.grace_s * Share.DRAIN.value
                 self.workers.terminate(limit_s, lambda: parts.shutdown.is_over(Share.DRAIN))
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
-            now_s = parts.clock.monotonic()
-            within_s = parts.shutdown.end_s(Share.GROUP, now_s, KILL_WAIT_S) - now_s
+            within_s = parts.shutdown.left_s(Share.GROUP, KILL_WAIT_S)
             self.workers.kill(self._watchdog.error, within_s=within_s)
-            self._keep_agreed_snapshots()
-
-    def _keep_agreed_snapshots(self) -> None:
-        """Before a snapshot is restored or committed: the ranks must have agreed on it."""
-        parts = self._parts
-        # Where ranks were found to differ, only what was marked as agreed before counts.
-        has_diverged = self.has_diverged or self.divergence is not None
-        workers = [] if has_diverged else range(parts.settings.nproc)
-        parts.memory.keep_agreed([parts.page.votes(i) for i in workers])
+            # Before a snapshot is restored or committed, the ranks must have agreed on it. Where
+            # they were found to differ, only what was marked as agreed before counts.
+            has_diverged = self.has_diverged or self.divergence is not None
+            workers = [] if has_diverged else range(parts.settings.nproc)
+            parts.memory.keep_agreed([parts.page.votes(i) for i in workers])
 
     @property
     def divergence(self) -> Divergence | None:

@@ -79,8 +79,7 @@ class GroupClient:
         """
         view, problem = None, "the place to meet did not answer"
         if self._polled is None and not self._is_given_up:
-            watches = partial(self.rendezvous.watch, step=step)
-            self._polled = self._calls.submit(self._with_commit, watches)
+            self._polled = self._calls.submit(self._with_commit, partial(self.rendezvous.watch, step=step))
         if self._polled is not None and wait([self._polled], ANSWER_S).done:
             polled, self._polled = self._polled, None
             try:
@@ -192,13 +191,7 @@ class GroupClient:
         return self._answer(Share.DRAIN, partial(self._with_commit, self.rendezvous.done), None) is not None
 
     def close(
-        self,
-        cause: str,
-        *,
-        step: int,
-        counts: bool,
-        failure: WorkerFailure | None,
-        longest_s: float = inf,
+        self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None, longest_s: float = inf
     ) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
 

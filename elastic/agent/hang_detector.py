@@ -105,14 +105,11 @@ class HangDetector:
     @property
     def hung(self) -> HangDetected | None:
         """The worker to blame; None while every silence is within its limit."""
-        over = [
-            (rank, worker)
-            for rank, worker in self.workers.items()
-            if worker.silence_s > self._limit_s(worker)
-        ]
+        over = [rank for rank, worker in self.workers.items() if worker.silence_s > self._limit_s(worker)]
         if not over:
             return None
-        rank, worker = min(over, key=lambda found: self._blame_order(*found))
+        rank = min(over, key=self._blame_order)
+        worker = self.workers[rank]
         return HangDetected(
             rank=rank,
             place=worker.sample.heartbeat.phase.name.lower(),
@@ -140,33 +137,30 @@ class HangDetector:
                 return inf
             case Phase.START | Phase.SAVE:
                 return max(usual_s, MAX_LIMIT_S)
-            case Phase.STEP:
-                return self._learned_limit_s(worker) if self.fixed_limit_s is None else usual_s
-            case Phase.BETWEEN:
+            case Phase.STEP if self.fixed_limit_s is None:
+                # Each worker must have ended some steps itself: another worker may have less to do,
+                # and the first steps of a new worker may compile although earlier generations were
+                # quick.
+                if worker.timed_steps < MIN_TIMED_STEPS:
+                    return MAX_LIMIT_S
+                return min(max(STEP_FACTOR * self.longest_step_s, MIN_LIMIT_S), MAX_LIMIT_S)
+            case Phase.STEP | Phase.BETWEEN:
                 return usual_s
             case Phase.WAIT:
                 # Rank 0 may evaluate while all others already wait for it in the next step, so the
                 # limit of a step does not apply: a waiting rank has at least the time of its peer.
                 return WAITING_FACTOR * usual_s
 
-    def _learned_limit_s(self, worker: WorkerHistory) -> float:
-        # Each worker must have ended some steps itself: another worker may have less to do, and the
-        # first steps of a new worker may compile although earlier generations were quick.
-        if worker.timed_steps < MIN_TIMED_STEPS:
-            return MAX_LIMIT_S
-        return min(max(STEP_FACTOR * self.longest_step_s, MIN_LIMIT_S), MAX_LIMIT_S)
-
-    def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
+    def _blame_order(self, rank: int) -> tuple[int, float, int]:
         """Stopped processes first, then working ones, then waiting ones."""
+        worker = self.workers[rank]
         kind = 0 if worker.sample.is_stopped else 2 if worker.sample.heartbeat.phase is Phase.WAIT else 1
         return kind, -worker.silence_s / self._limit_s(worker), rank
 
     def _reason(self, rank: int, worker: WorkerHistory) -> str:
-        sample = worker.sample
-        doing = "in a process that a signal stopped" if sample.is_stopped else _DOING[sample.heartbeat.phase]
-        is_learned = (
-            sample.heartbeat.phase is Phase.STEP and not sample.is_stopped and self.fixed_limit_s is None
-        )
+        is_stopped, phase = worker.sample.is_stopped, worker.sample.heartbeat.phase
+        doing = "in a process that a signal stopped" if is_stopped else _DOING[phase]
+        is_learned = phase is Phase.STEP and not is_stopped and self.fixed_limit_s is None
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
             f"rank {rank} hangs: no progress for {worker.silence_s:.3g} s {doing} "

@@ -10,22 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 
-from elastic.agent import preflight
+from elastic.agent import preflight, run_directory
 from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import check_finished, finished_text, is_finished, report_exit
 from elastic.agent.final_checkpoint import finish_saves, offer_newest
 from elastic.agent.parts import AgentParts, Monitor, Settings
 from elastic.agent.preemption import open_notices
-from elastic.agent.run_directory import (
-    answer_of,
-    claim,
-    open_backend,
-    open_rendezvous,
-    release_place,
-    rendezvous_config,
-    set_aside,
-    take_place,
-)
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.worker_process import Spawner
 from elastic.checkpoint.provenance import claim_local_copies, newest_generation
@@ -68,15 +58,15 @@ def launch(options: Options, spawner: Spawner, monitors: Sequence[Monitor], page
     # Also those of a run that is set aside: a process of it that wakes up late shares no file.
     newest = newest_generation(run, _CLOCK)
     if options.fresh:
-        set_aside(run, _CLOCK, partial(print, flush=True))
-    uid = claim(run, declared, _CLOCK)
+        run_directory.set_aside(run, _CLOCK, partial(print, flush=True))
+    uid = run_directory.claim(run, declared, _CLOCK)
     claim_local_copies(run, uid, _CLOCK)
     met = meeting_place.newest(run, _CLOCK)
     with scratch_folder() as scratch:
         settings = Settings(
             options=options,
             run=run,
-            rendezvous=rendezvous_config(options, run, None if met is None else met[1]),
+            rendezvous=run_directory.rendezvous_config(options, run, None if met is None else met[1]),
             node=new_node_id(),
             nproc=nproc,
             declared=declared,
@@ -85,37 +75,33 @@ def launch(options: Options, spawner: Spawner, monitors: Sequence[Monitor], page
             scratch=scratch,
         )
         try:
-            backend = open_backend(settings)
-            return _run(settings, backend, newest, spawner, monitors, ShutdownRequest(page, _CLOCK))
+            return _run(settings, newest, spawner, monitors, ShutdownRequest(page, _CLOCK))
         except GroupEnded:  # the place to meet does not answer any more
             return _finished(settings)
 
 
 def _run(
-    settings: Settings,
-    backend: Backend,
-    newest: int,
-    spawner: Spawner,
-    monitors: Sequence[Monitor],
-    shutdown: ShutdownRequest,
+    settings: Settings, newest: int, spawner: Spawner, monitors: Sequence[Monitor], shutdown: ShutdownRequest
 ) -> int:
     """Start the parts, run the agent, stop the parts in the opposite order.
 
     newest: the last generation before a run was set aside.
     """
-    options, run = settings.options, settings.run
+    options, run, backend = settings.options, settings.run, run_directory.open_backend(settings)
     console = ConsoleFollower(run, settings.node, sys.stdout, _CLOCK)
     with ExitStack() as stack:
         sockets = StoreSockets(preflight.address_of(options))
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, sockets.address, every_s, _CLOCK)))
-        rendezvous = open_rendezvous(settings, backend, sockets, probes, newest, console.print_line)
-        ended = answer_of(partial(rendezvous.reopen, is_new=settings.is_new), settings)
+        rendezvous = run_directory.open_rendezvous(
+            settings, backend, sockets, probes, newest, console.print_line
+        )
+        ended = run_directory.answer_of(partial(rendezvous.reopen, is_new=settings.is_new), settings)
         if ended is not None or is_finished(settings):
             check_finished(settings, rendezvous.committed_step)
             return _finished(settings)
-        place = take_place(settings, rendezvous)
-        stack.callback(shutdown.tidy, partial(release_place, run, rendezvous, place))
+        place = run_directory.take_place(settings, rendezvous)
+        stack.callback(shutdown.tidy, partial(run_directory.release_place, run, rendezvous, place))
         uploader = _start_uploader(settings, backend)
         stack.callback(shutdown.tidy, uploader.stop)
         parts = AgentParts(settings, rendezvous, shutdown, spawner, uploader=uploader, console=console)
@@ -143,8 +129,7 @@ def _run(
         shutdown.tidy(rendezvous.stop)
         if agent.end.exit_code != EXIT_INTERRUPTED:
             shutdown.tidy(partial(serve_until_read, backend, settings.node, _CLOCK))
-        now_s = _CLOCK.monotonic()
-        console.stop(shutdown.end_s(Share.REPORT, now_s, STOP_WITHIN_S) - now_s)
+        console.stop(shutdown.left_s(Share.REPORT, STOP_WITHIN_S))
         exit_code = report_exit(agent, parts)
         for each in monitors:  # once the files hold the end
             shutdown.tidy(each.stop)
@@ -158,8 +143,7 @@ def _handle_signals(options: Options, shutdown: ShutdownRequest) -> None:
 
 
 def _end_uploads(log_shipper: LogShipper, shutdown: ShutdownRequest) -> None:
-    now_s = _CLOCK.monotonic()
-    _print_problem(log_shipper.close(shutdown.end_s(Share.REPORT, now_s, CLOSE_WITHIN_S) - now_s))
+    _print_problem(log_shipper.close(shutdown.left_s(Share.REPORT, CLOSE_WITHIN_S)))
 
 
 def _finished(settings: Settings) -> int:

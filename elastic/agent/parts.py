@@ -155,17 +155,15 @@ class AgentParts:
         """Whether a worker of this node is in its first step, whose line may be written already, or
         has a step behind it, in this generation or in the state that it restored.
         """
-        in_step = (self.page.open_step(i) for i in range(self.settings.nproc))
-        return self.step > 0 or any(in_step)
+        return self.step > 0 or any(self.page.open_step(i) for i in range(self.settings.nproc))
 
     def has_shared_state(self, generation: int) -> bool:
         """Whether the nodes of this generation are known to have the newest state of this node: a
         node that joined later, or without memory for it, has none.
         """
-        newest = self.memory.newest
-        return newest is None or (
-            newest.info.generation == generation and newest.info.step <= self.page.shared_step
-        )
+        if (newest := self.memory.newest) is None:
+            return True
+        return newest.info.generation == generation and newest.info.step <= self.page.shared_step
 
     def revive_uploader(self) -> None:
         """Called in each turn of the loop, and several times a second while the loop waits."""

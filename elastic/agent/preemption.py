@@ -73,16 +73,12 @@ def sources(options: Options) -> list[Source]:
     if (file := options.notice_file) is not None:
         found.append(Source(name=file, ask=partial(_ask_file, file), every_s=FILE_EVERY_S))
     if (command := options.notice_command) is not None:
-        ask = partial(_ask_command, command)
-        found.append(Source(name=command, ask=ask, every_s=COMMAND_EVERY_S))
+        found.append(Source(name=command, ask=partial(_ask_command, command), every_s=COMMAND_EVERY_S))
     return found
 
 
 def watch(
-    source: Source,
-    leave: Callable[[str], None],
-    report: Callable[[str], None],
-    wait: Callable[[float], bool],
+    source: Source, leave: Callable[[str], None], report: Callable[[str], None], wait: Callable[[float], bool]
 ) -> None:
     """Ask until a notice comes, or `wait` says that it is over.
 

@@ -76,8 +76,12 @@ def check_command(options: Options) -> None:
     if nproc is not None and nproc > MAX_WORKERS:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
     plan.parse(options.faults or "")
-    if options.fresh:
-        _check_not_requeued(NodeScheduled.by_slurm(environment.variables()))
+    job = NodeScheduled.by_slurm(environment.variables())
+    if options.fresh and job is not None and job.restarts:  # it gives its first command again, to resume
+        raise UsageError(
+            f"expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT {job.restarts}: the run would begin again"
+            " at each requeue; submit the job without --fresh, and for a new run with another --run-dir"
+        )
     run = RunDir.parse(options.run_dir)
     if options.fresh and (run.is_remote or run.local.is_symlink()):
         raise UsageError(
@@ -91,15 +95,6 @@ def check_command(options: Options) -> None:
     if options.from_ is not None:
         check_url(options.from_.run_dir.checkpoints_url)
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed
-
-
-def _check_not_requeued(job: NodeScheduled | None) -> None:
-    """A requeued job gives its first command again, to resume. Raises UsageError."""
-    if job is not None and job.restarts:
-        raise UsageError(
-            f"expected no --fresh in a job that Slurm has requeued, found SLURM_RESTART_COUNT {job.restarts}: the run would begin again"
-            " at each requeue; submit the job without --fresh, and for a new run with another --run-dir"
-        )
 
 
 def address_of(options: Options) -> str:

@@ -35,7 +35,6 @@ from elastic.rendezvous import meeting_place
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Answer, RendezvousConfig, wait_for
 from elastic.rendezvous.group import LONGEST_NAME, Node
-from elastic.rendezvous.meeting_place import ALONE, Place
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.reachability import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
@@ -124,7 +123,7 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
             f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
         )
     who = printable(f"a command with --fresh on {socket.gethostname()}, pid {os.getpid()}")
-    ours = Place(kind=ALONE, who=who[:LONGEST_NAME])
+    ours = meeting_place.Place(kind=meeting_place.ALONE, who=who[:LONGEST_NAME])
     meeting_place.Watch(run=run, clock=clock, notify=notify).take(ours)
     aside = run.local.with_name(f"{run.local.name}.aside-{timestamp(clock.wall())}")
     try:
@@ -152,7 +151,7 @@ def set_aside(run: RunDir, clock: Clock, notify: Callable[[str], None]) -> None:
 # Where do its nodes meet?
 
 
-def rendezvous_config(options: Options, run: RunDir, there: Place | None) -> RendezvousConfig:
+def rendezvous_config(options: Options, run: RunDir, there: meeting_place.Place | None) -> RendezvousConfig:
     """Where the group meets. The options were checked before. there: where this run directory's
     nodes have met so far.
 
@@ -209,7 +208,7 @@ def open_rendezvous(
     )
 
 
-def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
+def take_place(settings: Settings, rendezvous: Rendezvous) -> meeting_place.Place:
     """Meet the others in the one place where the run directory's nodes meet.
 
     Raises UsageError; RendezvousTimeout when the backend does not answer.
@@ -217,7 +216,7 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
     run, config = settings.run, settings.rendezvous
     watch = meeting_place.Watch(run=run, clock=_CLOCK, notify=partial(print, flush=True))
     is_own = config.endpoint in (run.rendezvous_url, str(run.rendezvous))
-    ours = Place(
+    ours = meeting_place.Place(
         kind=config.kind,
         endpoint="" if is_own else config.endpoint,
         group=config.group,
@@ -231,13 +230,12 @@ def take_place(settings: Settings, rendezvous: Rendezvous) -> Place:
             f"expected to write where nodes meet into {run.url}, found: {error}; give the command again when that has changed"
         ) from error
     if place != ours:
-        is_lost = partial(answer_of, rendezvous.has_lost_state, settings)
-        watch.check_lost_state(place, is_lost)
+        watch.check_lost_state(place, partial(answer_of, rendezvous.has_lost_state, settings))
     answer_of(rendezvous.start, settings)
     return place
 
 
-def release_place(run: RunDir, rendezvous: Rendezvous, place: Place) -> None:
+def release_place(run: RunDir, rendezvous: Rendezvous, place: meeting_place.Place) -> None:
     """The store of c10d ends with its host, after which no command can ask it who lives."""
     with suppress(ElasticError):
         if place.kind == "c10d" and rendezvous.is_deserted():

@@ -6,7 +6,7 @@ is decided in decide.py; the supervisor ends what outlives the grace (system/sup
 
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
 from typing import TypeVar
@@ -56,13 +56,13 @@ class ShutdownRequest:
         """When a task that began then is given up: after `longest_s`, or with its share."""
         return max(began_s + SHORTEST_S, min(began_s + longest_s, self.until_s(share)))
 
+    def left_s(self, share: Share, longest_s: float) -> float:
+        """Of a task that begins now."""
+        now_s = self._clock.monotonic()
+        return self.end_s(share, now_s, longest_s) - now_s
+
     def within(
-        self,
-        share: Share,
-        call: Callable[[], T],
-        *,
-        longest_s: float = inf,
-        calls: ThreadPoolExecutor | None = None,
+        self, share: Share, call: Callable[[], T], *, longest_s: float = inf, calls: Executor | None = None
     ) -> T:
         """The answer of a call that cannot be interrupted. Raises what it raises, and GivenUp.
 

@@ -23,17 +23,9 @@ from typing import IO
 
 from elastic.errors import CannotStart
 from elastic.system import stop_signals
+from elastic.system import worker_protocol as protocol
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import decode, encode, parse_number
-from elastic.system.worker_protocol import (
-    Exited,
-    FromAgent,
-    FromServer,
-    Preload,
-    Ready,
-    Started,
-    StartRequest,
-)
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
@@ -81,12 +73,18 @@ class Spawner:
         self.interrupted = never  # whether workers are waited for no more
         self._modules = modules
         self._said = ""
+        self._pids = set[int]()  # of all that were ever started
+        self._asked = deque[list[protocol.Started]]()  # what takes the next answers, for which nobody waits
         self._begin()
 
     def _begin(self) -> None:
         """Begin a fork server, which imports meanwhile."""
-        self.exit_codes: dict[int, int] = {}  # of its processes, by pid
-        self._answers: deque[Ready | Started] = deque()
+        # Of processes, by pid; those of a server before died with it.
+        self.exit_codes = dict.fromkeys(self._pids, int(-signal.SIGKILL))
+        self._answers: deque[protocol.Ready | protocol.Started] = deque()
+        for unanswered in self._asked:
+            unanswered.append(protocol.Started(pid=None, reason="the fork server died"))
+        self._asked.clear()
         self._awaited = 0  # answers to Preload
         self._gpus: int | None = None
         # The server's; minus the number of the signal that ended it; None while it lives.
@@ -108,7 +106,7 @@ class Spawner:
         self._modules = None if modules is None else (*(self._modules or ()), *modules)
         self._awaited += 1
         with suppress(CannotStart):  # the wait for the answer says so
-            self._send(Preload(modules=self._modules))
+            self._send(protocol.Preload(modules=self._modules))
 
     def wait_ready(self, interrupted: Callable[[], bool] = never) -> None:
         """Return once the server has imported everything, or when `interrupted()`.
@@ -129,7 +127,7 @@ class Spawner:
                 continue
             if answer is None:
                 return
-            assert isinstance(answer, Ready)
+            assert isinstance(answer, protocol.Ready)
             self._awaited, self._gpus = self._awaited - 1, answer.gpus
 
     def count_gpus(self) -> int:
@@ -142,7 +140,7 @@ class Spawner:
         return parse_number(found.stdout.strip()) or 0
 
     def renew(self, interrupted: Callable[[], bool] = never) -> None:
-        """Call between generations, with no live workers.
+        """Call between generations, with no live workers; standbys may live.
 
         Starts another fork server if this one died, and waits until it is ready, or until
         `interrupted()`, which is asked again and again: a node that is to leave needs no workers.
@@ -157,7 +155,7 @@ class Spawner:
         except CannotStart as reason:  # which may pass: the next generation tries again
             self.report(str(reason))
 
-    def start(self, request: StartRequest, *descriptors: int) -> "Process":
+    def start(self, request: protocol.StartRequest, *descriptors: int) -> "Process":
         """A process that runs by now. Raises CannotStart, also when `interrupted()`.
 
         descriptors: as in StartRequest; they stay open here.
@@ -169,11 +167,23 @@ class Spawner:
         if answer is None:
             self.kill()  # a late answer would mean a worker that no agent watches
             raise CannotStart("the fork server did not answer before this node had to leave")
-        assert isinstance(answer, Started)
+        assert isinstance(answer, protocol.Started)
+        return self.process_of(answer)
+
+    def ask(self, request: protocol.StartRequest, *descriptors: int) -> list[protocol.Started]:
+        """As `start`, without waiting: the answer will be in this list."""
+        found = list[protocol.Started]()
+        self._send(request, *descriptors)
+        self._asked.append(found)
+        return found
+
+    def process_of(self, answer: protocol.Started) -> "Process":
+        """Raises CannotStart."""
         if answer.pid is None:
             raise CannotStart(str(answer.reason))
         if answer.reason:
             self.say_why(answer.reason)
+        self._pids.add(answer.pid)
         return Process(self, answer.pid)
 
     def say_why(self, reason: str) -> None:
@@ -202,7 +212,7 @@ class Spawner:
         self._connection.close()
         self._output.close()
 
-    def _send(self, message: FromAgent, *descriptors: int) -> None:
+    def _send(self, message: protocol.FromAgent, *descriptors: int) -> None:
         try:
             self._connection.send_bytes(json.dumps(encode(message)).encode())
             for descriptor in descriptors:
@@ -211,7 +221,9 @@ class Spawner:
             self.kill()
             raise CannotStart(f"the fork server took no request ({error})") from error
 
-    def _answer(self, limit_s: float, interrupted: Callable[[], bool]) -> Ready | Started | None:
+    def _answer(
+        self, limit_s: float, interrupted: Callable[[], bool]
+    ) -> protocol.Ready | protocol.Started | None:
         """The server's next one; None when `interrupted()` before.
 
         Raises CannotStart if the server exits or takes too long.
@@ -240,16 +252,20 @@ class Spawner:
             return
         try:
             while self._connection.poll():
-                data = self._connection.recv_bytes()
-                message: FromServer = decode(FromServer, data, what="a message of the fork server")
-                if isinstance(message, Exited):
+                message: protocol.FromServer = decode(
+                    protocol.FromServer, self._connection.recv_bytes(), what="a message of the fork server"
+                )
+                if isinstance(message, protocol.Exited):
                     self.exit_codes[message.pid] = message.code
                     continue
-                if isinstance(message, Started) and message.pid is not None:
+                if isinstance(message, protocol.Started) and message.pid is not None:
                     # An earlier worker had the number, which the kernel gives again once that one
                     # is reaped: this worker would seem to have ended as that one did.
                     self.exit_codes.pop(message.pid, None)
-                self._answers.append(message)
+                if isinstance(message, protocol.Started) and self._asked:
+                    self._asked.popleft().append(message)
+                else:
+                    self._answers.append(message)
         except (EOFError, OSError, ValueError):
             self.kill()
 

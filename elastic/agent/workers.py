@@ -20,7 +20,7 @@ from pathlib import Path
 from elastic.agent.decide import WorkerExit
 from elastic.agent.parts import AgentParts, Settings
 from elastic.agent.worker_process import Process
-from elastic.config.environment import AgentLink, variables
+from elastic.config.environment import AGENT, ASSIGNMENT, AWAITED, RUN_DIR, STORE, AgentLink, variables
 from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_AGAIN,
@@ -43,18 +43,28 @@ KILL_WAIT_S = 30.0
 END_POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WorkerStart:
     rank: int
     local_rank: int
     request: StartRequest
+    assignment: dict[str, str]  # the part of its environment that a standby awaits
     log: Path
     store: tuple[int, ...] = ()  # the listening socket of the generation's store, if it serves that
 
 
 class NodeWorkers:
-    def __init__(self, starts: list[WorkerStart], parts: AgentParts) -> None:
-        """Start them, up to the first that cannot be started; that one counts as failed."""
+    def __init__(
+        self,
+        starts: list[WorkerStart],
+        parts: AgentParts,
+        standby_of: Callable[[WorkerStart], Process | None],
+    ) -> None:
+        """Start them, up to the first that cannot be started; that one counts as failed.
+
+        standby_of: gives a worker's assignment to a standby, if one waits.
+        """
+        self.of_standbys: set[int] = set()  # ranks
         self.exits: dict[int, WorkerExit] = {}  # by rank, in the order in which they were seen
         self.killed: set[int] = set()  # ranks that this agent killed
         self._not_started: WorkerError | None = None
@@ -63,7 +73,9 @@ class NodeWorkers:
         self._processes: dict[int, Process] = {}
         for start in starts:
             try:
-                self._processes[start.rank] = self._start(start)
+                if (process := standby_of(start)) is not None:
+                    self.of_standbys.add(start.rank)
+                self._processes[start.rank] = process or self._start(start)
             except (CannotStart, OSError) as error:
                 message = f"the worker of rank {start.rank} was not started: {error}"
                 parts.console.print_line(message)
@@ -72,7 +84,8 @@ class NodeWorkers:
                 break
         self._starts = {start.rank: start for start in starts if start.rank in self._processes}
         for start in self._starts.values():
-            parts.log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank)))
+            standby = start.rank in self.of_standbys
+            parts.log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank), standby=standby))
             parts.console.follow(start.log, f"rank{start.rank}")
 
     @property
@@ -242,7 +255,6 @@ def worker_starts(
     link = AgentLink(
         pid=os.getpid(),
         node=settings.node,
-        run_dir=settings.run.url,
         generation=entered.number,
         control_page=parts.page.path,
         uploader=parts.uploader.socket_path,
@@ -256,39 +268,49 @@ def worker_starts(
         disturbs=entered.cause == REHEARSAL,
         evidence=str(settings.evidence) if settings.does_steps_again else "",
     )
-    starts, command = [], (options.recipe, *options.recipe_args)
+    host, port = entered.endpoint.rsplit(":", 1)
+    if not settings.imports_library:  # rank 0 of such a script opens the store itself
+        host = entered.members[0].address
+    starts = []
     for local_rank in range(settings.nproc):
-        rank, env = entered.base_rank + local_rank, launcher_variables(entered, settings, local_rank)
+        rank = entered.base_rank + local_rank
         served = () if store is None or local_rank else (store.fileno(),)
-        request = StartRequest(
-            command=command, env=variables() | env | link.to_env(), serves_store=bool(served)
-        )
+        # Restarts of any kind, so that all nodes have the same number: torch's own count, of
+        # failures on one node, differs between nodes.
+        node, nodes, restarts = entered.rank_of_node, len(entered.members), entered.number - 1
+        numbers = (rank, rank, entered.world_size, entered.world_size, node, nodes, host, port, restarts)
+        assignment = dict(zip(_ASSIGNED, map(str, numbers), strict=True)) | link.to_env()
+        assignment |= {STORE: ""} if served else {}
+        request = _request(settings, local_rank, assignment, (STORE,) if served else ())
         log = settings.run.log(generation=entered.number, rank=rank)
-        starts.append(WorkerStart(rank=rank, local_rank=local_rank, request=request, log=log, store=served))
+        starts.append(WorkerStart(rank, local_rank, request, assignment, log, served))
     return starts
 
 
-def launcher_variables(entered: Generation, settings: Settings, local_rank: int) -> dict[str, str]:
-    """What torchrun would set. Rank 0 of a script without this library opens the store itself."""
-    options, host, port = settings.options, *entered.endpoint.rsplit(":", 1)
-    rank = str(entered.base_rank + local_rank)
-    return {
-        "RANK": rank,
+def standby_request(settings: Settings, local_rank: int) -> StartRequest:
+    """For a process whose assignment comes later."""
+    return _request(settings, local_rank, dict.fromkeys((*_ASSIGNED, AGENT), AWAITED), (ASSIGNMENT,))
+
+
+# The variables of torchrun that differ between generations.
+_RANKS = ("RANK", "ROLE_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_ASSIGNED = (*_RANKS, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+
+
+def _request(
+    settings: Settings, local_rank: int, assignment: dict[str, str], passes: tuple[str, ...]
+) -> StartRequest:
+    options = settings.options
+    own = {
+        RUN_DIR: settings.run.url,
+        ASSIGNMENT: "",  # an agent that a worker started has inherited one
         "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(entered.world_size),
         "LOCAL_WORLD_SIZE": str(settings.nproc),
-        "GROUP_RANK": str(entered.rank_of_node),
-        "GROUP_WORLD_SIZE": str(len(entered.members)),
         "ROLE_NAME": "default",
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": str(entered.world_size),
-        "MASTER_ADDR": host if settings.imports_library else entered.members[0].address,
-        "MASTER_PORT": port,
-        # Restarts of any kind, so that all nodes have the same number: torch's own count, of
-        # failures on one node, differs between nodes.
-        "TORCHELASTIC_RESTART_COUNT": str(entered.number - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
         "TORCHELASTIC_RUN_ID": options.rdzv_id or settings.run.local.name,
         "TORCHELASTIC_USE_AGENT_STORE": str(settings.imports_library),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": variables().get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    command = options.recipe, *options.recipe_args
+    return StartRequest(command=command, env=variables() | own | assignment, passes=passes)

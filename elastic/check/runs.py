@@ -72,7 +72,7 @@ def run(options: CheckOptions, root: Path, launch: Launch, steps: int, seconds: 
     )
     # -P: files in the working directory are not imported, as they are not by `elastic-train`.
     command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", run_dir.url]
-    command += ["--nproc-per-node", str(launch.workers), "--grace", f"{LIMIT_S:g}"]
+    command += ["--nproc-per-node", str(launch.workers), "--grace", f"{LIMIT_S:g}", "--standby", "off"]
     command += [*launch.options, "--", *options.recipe_args]
     env = environment.variables() | request.to_env() | {"TMPDIR": str(root)}
     code: int | None = None

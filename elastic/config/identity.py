@@ -174,10 +174,9 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
 
 def differences(a: Identity, b: Identity) -> list[SettingDifference]:
     """What two runs were begun with that is not the same, the recipe's text among it."""
-    texts = [each.recipe_sha256 for each in (a, b)]
-    shown = [f"sha256 {each[:12]}" for each in texts]
+    shown = [f"sha256 {each.recipe_sha256[:12]}" for each in (a, b)]
     text = SettingDifference(setting="recipe's text", a=shown[0], b=shown[1])
-    return [*_differences(a, b), *([text] if texts[0] != texts[1] else [])]
+    return [*_differences(a, b), *([text] if a.recipe_sha256 != b.recipe_sha256 else [])]
 
 
 def _differences(a: Identity, b: Identity) -> list[SettingDifference]:

@@ -24,6 +24,7 @@ from elastic.system.untrusted import ENDPOINT
 T = TypeVar("T")
 Backend = Literal["dir", "c10d", "etcd"]
 Balance = Literal["auto", "off"]
+Standby = Literal["auto", "on", "off"]
 CloudName = Literal["aws", "gcp", "azure"]
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
@@ -49,6 +50,9 @@ nodes and workers:
   --min-nodes N            train while N nodes or more are there [1]
   --max-nodes N            let nodes join up to this number [1]
   --nproc-per-node N       workers on this node, or auto: one for each GPU, else one [auto]
+  --standby WHEN           keep for each worker of this node a process that has run the script up to
+                           run.steps and takes over after a fault: on, off, or auto, on CPUs where
+                           that takes more than 2 s and memory is free [auto]
   --local-addr HOST        name or address at which other nodes reach this one [the address of the
                            interface in GLOO_SOCKET_IFNAME, else of the host name]
 
@@ -131,8 +135,7 @@ def _workers(text: str) -> int | Literal["auto"]:
 
 
 def _seconds(text: str) -> float:
-    seconds = duration_s(text)
-    if seconds is None:
+    if (seconds := duration_s(text)) is None:
         raise argparse.ArgumentTypeError(f"expected seconds (30) or a duration (30s, 10min), found {text!r}")
     return seconds
 
@@ -232,6 +235,7 @@ class Options:
     join_window_s: float = _option(0.5, _seconds)
     keep_alive_s: float = _option(2.0, _keep_alive)
     rdzv_timeout_s: float = _option(600.0, _seconds)
+    standby: Standby = _option("auto", words=get_args(Standby))
     local_addr: str | None = _option(None)
     http: ListenAddress | None = _option(None, ListenAddress.parse)
     tensorboard: str | None = _option(None)

@@ -29,7 +29,6 @@ _LONGEST_MESSAGE = 100
 _NEWEST_STEPS = 1000  # that tell when a generation stood still
 
 Start = LoggedEvent[kinds.GenerationStarted]
-Stop = LoggedEvent[kinds.RunInterrupted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ def generations(events: Events, steps: StepColumns, now_s: float | None = None) 
     return found[::-1]
 
 
-def left_as_planned(own: Events, start: Start) -> Stop | None:
+def left_as_planned(own: Events, start: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
     """The last event of the last node of a generation, if all were told to leave.
 
     A node that leaves while others train on writes the same event; where those crash before they
@@ -146,9 +145,8 @@ def left_as_planned(own: Events, start: Start) -> Stop | None:
 
 def ended_by_loss(own: Events) -> LoggedEvent[kinds.GenerationEnded] | None:
     """Where the other nodes noticed that one was lost. own: events of one generation."""
-    return next(
-        (each for each in of_kind(own, kinds.GenerationEnded) if each.event.cause.endswith(NODE_LOST)), None
-    )
+    ends = of_kind(own, kinds.GenerationEnded)
+    return next((each for each in ends if each.event.cause.endswith(NODE_LOST)), None)
 
 
 def lost_nodes(of: Generation) -> list[str]:
@@ -162,9 +160,8 @@ def lost_nodes(of: Generation) -> list[str]:
         return [node for node in of.nodes if node not in of.after.event.nodes]
     if cause != "resume" or ended_by_loss(of.own) is None:
         return []
-    told = {
-        each.node for each in of.own if isinstance(each.event, kinds.GenerationEnded | kinds.RunInterrupted)
-    }
+    ends = kinds.GenerationEnded | kinds.RunInterrupted
+    told = {each.node for each in of.own if isinstance(each.event, ends)}
     return [node for node in of.nodes if node not in told]
 
 

@@ -89,6 +89,7 @@ _RULES: dict[type[kinds.Event], tuple[str, str | Callable[[Any], str]]] = {
     kinds.WorkerExited: ("fault", failure_text),
     kinds.WorkerFailed: ("fault", failure_text),
     kinds.HangDetected: ("fault", failure_text),
+    kinds.StandbyEnded: ("fault", "a standby worker ended: {0.reason}"),
     kinds.UploaderDied: ("save", "the uploader ended: {0.reason}"),
     kinds.CheckpointFailed: ("save", "save of step {0.step} failed: {0.reason}"),
     kinds.CheckpointFenced: ("save", "save of step {0.step} dropped: {0.reason}"),

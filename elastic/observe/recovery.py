@@ -53,9 +53,9 @@ class Recovery:
     down_s: 0 where nodes were left; a part of `badput_s["down"]` in goodput.py. tries: how many
     generations there were since the last one with a new step, this one included; the phases
     and the lost steps are those of this one, the total is that of all of them. generation: the one
-    that it led to; why: what ended the one before, in words. step, ended_s: its first new step, and
-    when that ended, in seconds since 1970; None while there is none. line: all tries in one
-    sentence; empty while there is no new step.
+    that it led to; why: what ended the one before, in words. standby: all workers were standbys.
+    step, ended_s: its first new step, and when that ended, in seconds since 1970; None while there
+    is none. line: all tries in one sentence; empty while there is no new step.
     """
 
     cause: str
@@ -67,6 +67,7 @@ class Recovery:
     restore_s: float | None
     first_step_s: float | None
     total_s: float | None
+    standby: bool
     tries: int
     generation: int
     step: int | None
@@ -86,6 +87,7 @@ def recoveries(generations: Sequence[Generation]) -> list[Recovery]:
         if now.cause in ("start", REHEARSAL):
             continue
         restored, new_step = last(now.own, kinds.Restored), now.new_step
+        workers = of_kind(now.own, kinds.WorkerStarted)
         fault_s, end_s = _fault(before)
         gone_s = before.ends_s if before is not None and before.gap == DOWN else now.begins_s
         begin_s = now.begins_s if fault_s is None else fault_s
@@ -97,6 +99,7 @@ def recoveries(generations: Sequence[Generation]) -> list[Recovery]:
             source=restored.event.source if restored else None,
             **dict(zip([f"{phase}_s" for phase in PHASES], _phases_s(marks), strict=True)),
             total_s=max(mark for mark in marks if mark is not None) - began_s if new_step else None,
+            standby=bool(workers) and all(each.event.standby for each in workers),
             tries=len(tries) + 1,
             generation=now.generation,
             step=new_step.event.step if new_step else None,
@@ -114,8 +117,9 @@ def _line(tries: Sequence[Recovery]) -> str:
     lost_steps, down_s = sum(each.lost_steps for each in tries), sum(each.down_s or 0.0 for each in tries)
     down = f" (for {down_s:.2f} s of it no node answered)" if down_s else ""
     number = f" in {len(tries)} tries" if len(tries) > 1 else ""
+    standby = " with standby workers" if tries[-1].standby else ""
     return (
-        f"back at step {tries[-1].step} after {tries[-1].total_s:.2f} s{down}{number}: {tries[0].why},"
+        f"back at step {tries[-1].step} after {tries[-1].total_s:.2f} s{standby}{down}{number}: {tries[0].why},"
         f" {lost_steps} step{'' if lost_steps == 1 else 's'} lost"
     )
 

@@ -5,6 +5,7 @@ a new figure is a field here and a line in each of them. What no event tells is 
 Times are seconds since 1970, by the clocks of the nodes that wrote them; no duration is negative.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -97,8 +98,8 @@ class RunView(Record):
 
     step: the newest that counts; length: the step with which the run ends, None until the
     recipe has said it; highest_step: the newest one ever. epochs: that are complete.
-    generation: the newest one, 0 before the first. world_size, workers: that train now. restarts:
-    in a row without a new step.
+    generation: the newest one, 0 before the first. world_size, workers: that train now. standbys:
+    workers that wait for a place. restarts: in a row without a new step.
 
     lost_steps: that
     were done again. recent_step_s: the median of the newest steps. slow_ranks: for
@@ -128,6 +129,7 @@ class RunView(Record):
     generation: int
     world_size: int
     workers: list[Worker]
+    standbys: int
     restarts: int
     lost_steps: int
     time: TimeSpent | None
@@ -208,6 +210,7 @@ def view_of(
         generation=number,
         world_size=world_size,
         workers=workers,
+        standbys=_standbys(events, ages_s) if state == "running" else 0,
         restarts=start.event.restarts if start and not last(own, kinds.FirstStep) else 0,
         lost_steps=sum(each.lost_steps for each in restores),
         time=time_spent(begun),
@@ -323,6 +326,23 @@ def _training(own: Events, start: Start, beat_ages_s: Mapping[str, float]) -> tu
         if (each.node, each.event.pid) not in gone and each.node not in dead
     ]
     return sorted(workers, key=lambda each: each.rank), len(workers) if dead else start.event.world_size
+
+
+def _standbys(events: Events, beat_ages_s: Mapping[str, float]) -> int:
+    """On nodes that are alive; where no heartbeat can be seen, that have not said goodbye."""
+    waits, gone = set[tuple[str, int]](), set[str]()
+    for each in events:
+        match each.event:
+            case kinds.StandbyWaits(pid=pid):
+                waits.add((each.node, pid))
+            case kinds.StandbyEnded(pid=pid) | kinds.WorkerStarted(pid=pid):
+                waits.discard((each.node, pid))
+            case event if isinstance(event, kinds.GOODBYES):
+                gone.add(each.node)
+            case _:
+                pass
+    dead = {node for node, _ in waits if beat_ages_s.get(node, math.inf) >= ALIVE_WITHIN_S}
+    return sum(node not in (gone | dead if beat_ages_s else gone) for node, _ in waits)
 
 
 def _step_time(seconds: Floats) -> dict[str, float | None]:

@@ -53,7 +53,12 @@ class Comparison:
         known: the difference that has this step begun with again. Raises StatesDiffer or
         RecipeNotExact on every rank unless they are equal.
         """
-        votes = self.groups.all_gather(vote_of(found.whole))
+        self.check_votes(self.groups.all_gather(vote_of(found.whole)), found, step=step, known=known)
+
+    def check_votes(
+        self, votes: Sequence[int], found: Evidence, *, step: int, known: Divergence | None
+    ) -> None:
+        """The same, where the ranks have told their votes."""
         if len(set(votes)) > 1:
             self.raise_difference(found, votes, step=step, agreed=step, began=step, known=known)
 

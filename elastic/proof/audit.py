@@ -38,7 +38,6 @@ from elastic.train.step.buffers import Contents
 from elastic.train.step.contract import Modes
 from elastic.train.step.parts import StepParts
 
-Function = Callable[[Batch], Tensor]
 Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
 
 
@@ -48,7 +47,7 @@ class Call(NamedTuple):
     number: among the sums and losses of the step, from 1. buffers, modes: that it begins with.
     """
 
-    function: Function
+    function: Callable[[Batch], Tensor]
     number: int
     buffers: Contents
     modes: Modes
@@ -213,8 +212,7 @@ class StepAudit:
             self._auditor.of_steps.gradients.wait()
         told = groups.all_gather([each.evidence(calls, names).whole for each in computations])
         ranks = len(told)
-        failed = [each for each in range(ranks) if told[each][0] != told[auditor_of(each, ranks)][1]]
-        if failed:
+        if failed := [each for each in range(ranks) if told[each][0] != told[auditor_of(each, ranks)][1]]:
             self._fail(failed, calls, backward)
 
     def _fail(self, failed: list[int], calls: list[int], backward: Backward) -> None:

@@ -67,13 +67,11 @@ class Rehearsals:
             step, epoch_end=self._epoch_end, before=self._before, cost_s=self._cost_s, trained_s=trained_s
         )
 
-    def asked(self, step: int) -> None:
-        """All ranks know of it. It may find no room: the next one is not due at once."""
+    def asked(self, step: int) -> bool:
+        """All ranks know of it. Returns whether other ranks compute its shards, which they do in
+        turns. It may find no room: the next one is not due at once.
+        """
         self._from = 2 * step
-
-    @property
-    def deals_anew(self) -> bool:
-        """Whether the next one has other ranks compute the shards: in turns."""
         return len(self._before) % 2 == 0
 
     def compared(self, done: Compared) -> None:

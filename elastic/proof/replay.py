@@ -66,18 +66,17 @@ class ReplayCheck:
         if first is None or first.chain == line.chain:
             return
         self.steps = {}  # a chain value stays another one
-        now, excuse = finite(line.loss), ""
+        now, restored, excuse = finite(line.loss), self._begun.restored, ""
         if self._log is not None:
             excuse = self._begun.excuse or no_determinism()
-            restored, before = self._begun.restored, first.loss
             event = ReplayDiffered(
-                step=line.step, restored=restored, loss_before=before, loss_now=now, excuse=excuse
+                step=line.step, restored=restored, loss_before=first.loss, loss_now=now, excuse=excuse
             )
             self._log.record(event)
         # Only now may another rank end: its agent kills those of its node that have not.
         excuse = groups.from_rank0(excuse)
         found = (
-            f"step {first.step} was done again from the state of step {self._begun.restored} and gave another result than in generation {first.generation}: "
+            f"step {first.step} was done again from the state of step {restored} and gave another result than in generation {first.generation}: "
             f"loss {_text(first.loss)} then, {_text(now)} now"
         )
         if not excuse:
@@ -98,17 +97,13 @@ def begin_replay(
     of the run are said to be others already. A check by `elastic-train check` compares more.
     """
     found: list[FirstTime] = []
-    excuse, output = "", parts.output
-    if output is not None and rewound.dropped and parts.trace is None:
+    excuse, last, dropped = "", rewound.last, rewound.dropped
+    if parts.output is not None and dropped and parts.trace is None:
         if there.recipe and has_same_steps(there, now):
             ends = [each for each in read_rare(parts.run_dir.events, ReplayDiffered) if not each.event.excuse]
+            ended = max((each.generation for each in ends), default=0)
             found = first_times(
-                rewound.last,
-                rewound.dropped,
-                restored=point.step,
-                chain=point.chain,
-                known=point.divergence,
-                ended=max((each.generation for each in ends), default=0),
+                last, dropped, restored=point.step, chain=point.chain, known=point.divergence, ended=ended
             )
         excuse = "the recipe was edited in between" if there.recipe != now.recipe else ""
     return parts.groups.from_rank0(Replay(restored=point.step, steps=found, excuse=excuse))

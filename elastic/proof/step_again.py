@@ -66,6 +66,16 @@ class Collected:
         return groups.from_rank0(Evidence(entries))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What each rank knows as a generation begins; unmended: rank 0 alone knows it."""
+
+    earlier: Earlier
+    is_on: bool
+    accepts: bool
+    unmended: int
+
+
 @dataclass(slots=True, kw_only=True)
 class StepAgain:
     """path: where a generation leaves evidence on this node; None where no step is done again."""
@@ -87,26 +97,30 @@ class StepAgain:
 
     def look(self) -> Earlier:
         """Earlier computations of the step that is to be done again, on every rank."""
-        found, is_on = NOTHING, self.path is not None
+        found = NOTHING
         if self.path is not None and self.groups.local_rank == 0:
             found = evidence.take(self.path)
-        of_ranks = [each for each in self.groups.all_gather(found) if each.found]
+        mine = _Told(
+            earlier=found, is_on=self.path is not None, accepts=self.accepts, unmended=self._unmended()
+        )
+        told = self.groups.all_gather(mine)
+        of_ranks = [each.earlier for each in told if each.earlier.found]
         # A node that was away may have one of an older generation.
         self.earlier = max(of_ranks, key=lambda each: each.found[-1].generation, default=NOTHING)
         # Nodes may be started with other options.
-        of_options = self.groups.all_gather([is_on, self.accepts])
-        self.is_on, self.accepts = all(each[0] for each in of_options), of_options[0][1]
-        self._refuse_unmended()
+        self.is_on, self.accepts = all(each.is_on for each in told), told[0].accepts
+        if told[0].unmended:
+            raise RecipeNotExact(verdict.is_unmended(told[0].unmended))
         return self.earlier
 
-    def _refuse_unmended(self) -> None:
-        """A launcher gives its command again, and each try would save a step that is wrong."""
+    def _unmended(self) -> int:
+        """A step that differed, 0 for none: a launcher gives its command again, and each try would
+        save a step that is wrong.
+        """
         found = read_rare(self.events, StepDiffered) if self.log is not None and not self.accepts else []
         same = [each for each in found if each.event.recipe == self.recipe]
         newest = max(same, key=lambda each: each.time, default=None)
-        step = 0 if newest is None or newest.event.accepted else newest.event.step
-        if step := self.groups.from_rank0(step):
-            raise RecipeNotExact(verdict.is_unmended(step))
+        return 0 if newest is None or newest.event.accepted else newest.event.step
 
     def refuse_end(self, step: int) -> None:
         """The recipe leaves the loop in this step. Raises RecipeNotExact, on every rank, where the

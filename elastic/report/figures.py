@@ -69,6 +69,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "generation": view.generation,
         "world_size": view.world_size,
         "workers": view.workers,
+        "standbys": view.standbys,
         "last_checkpoint": {"step": saved.event.step, "age_s": max(0.0, view.now_s - saved.time)}
         if saved
         else None,
@@ -92,7 +93,8 @@ _Facts = Iterator[tuple[str, str]]
 
 def _of_run(view: RunView) -> _Facts:
     yield "state", ended(view.state, view.stopped)
-    yield "generation", f"{view.generation}, {count(view.world_size, 'worker', 'workers')} now"
+    standbys = f", {count(view.standbys, 'standby', 'standbys')}" if view.standbys else ""
+    yield "generation", f"{view.generation}, {count(view.world_size, 'worker', 'workers')} now{standbys}"
     if view.failed:
         yield "failed", f"exit code {view.failed.exit_code}: {view.failed.reason}"
     if view.plain:

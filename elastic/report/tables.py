@@ -18,7 +18,8 @@ from elastic.report.figures import duration, facts
 from elastic.report.runs import Runs
 from elastic.system.untrusted import printable
 
-_RECOVERY = ("cause", "lost", "source", "detect", "rendezvous", "down", "restore", "first step", "total")
+_PHASES = ("detect", "rendezvous", "down", "restore", "first step")
+_RECOVERY = ("cause", "lost", "source", *_PHASES, "total", "standby")
 
 
 def show(what: RenderableType) -> None:
@@ -88,8 +89,10 @@ def _title(name: str) -> Text:
 
 
 def _value_text(value: object) -> str:
-    if value is None:
+    if value is None or value is False:
         return "-"
+    if value is True:
+        return "yes"
     return f"{value:.3f}" if isinstance(value, float) else f"{value}"
 
 

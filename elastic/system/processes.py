@@ -110,6 +110,11 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
+def resident_bytes(pid: int) -> int:
+    """Of memory that is no file's; 0 for a process that is gone."""
+    return 1024 * sum(_numbers(Path(f"/proc/{pid}/status"), "RssAnon:"))
+
+
 def _of_group(group: Path) -> int | None:
     limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
     if not limit or not used or limit[0] == "max":

@@ -34,13 +34,13 @@ class Preload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
-    """The descriptors of the worker's stdout and stderr follow it, and that of the socket on which
-    the worker serves the generation's store, if it does.
+    """The descriptors of the worker's stdout and stderr follow it, and then those whose numbers it
+    finds in the variables `passes`.
     """
 
     command: tuple[str, ...]  # the recipe and its arguments
     env: dict[str, str]  # the whole environment
-    serves_store: bool = False
+    passes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

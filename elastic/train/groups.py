@@ -10,6 +10,7 @@ own groups.
 """
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass, replace
@@ -22,12 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # public by its documentation
 
-from elastic.config.environment import Launch
+from elastic.config.environment import Assignment, Launch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
 from elastic.system.untrusted import decode, encode
 
 PIECE_BYTES = 16 * 1024 * 1024
+MESSAGE_BYTES = 4096  # of a short one
+LENGTH = struct.Struct("<q")
 KEY_LIMIT = timedelta(minutes=30)  # for a key that is absent: torch's own for a group that opens
 
 T = TypeVar("T")
@@ -57,18 +60,21 @@ class ProcessGroups:
         """
         if self.world_size == 1:
             return [value]
-        mine = torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
+        text = json.dumps(encode(value)).encode()
+        mine = torch.frombuffer(bytearray(LENGTH.pack(len(text)) + text), dtype=torch.uint8)
+        found, longest = list[memoryview](), MESSAGE_BYTES
         with self.waiting(), peers_may_die("an exchange of messages"):
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-            dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self.control)
-            longest = max(int(length) for length in lengths)
-            padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
-            texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-            dist.all_gather(texts, padded, group=self.control)
+            # Short ones, as most are, in one exchange; else once more, with room for the longest.
+            while not found or max(map(_message_bytes, found)) > longest:
+                longest = max([longest, *map(_message_bytes, found)])
+                padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
+                rows = [torch.empty_like(padded) for _ in range(self.world_size)]
+                dist.all_gather(rows, padded, group=self.control)
+                found = [row.numpy().data for row in rows]
         kind, read = type(value), json.loads
         if is_dataclass(kind):
             read = partial(decode, kind, what=f"a rank's {kind.__name__}")
-        return [read(bytes(text[: int(of)].numpy())) for text, of in zip(texts, lengths, strict=True)]
+        return [read(bytes(each[LENGTH.size : _message_bytes(each)])) for each in found]
 
     def from_rank0(self, value: T) -> T:
         """Rank 0's value on every rank; those of other ranks are ignored. Raises PeerLost."""
@@ -115,6 +121,11 @@ class ProcessGroups:
                 return self.store.get(key).decode()
         return None
 
+    def with_nccl(self) -> "ProcessGroups":
+        """For gradients. Raises PeerLost."""
+        with peers_may_die("the opening of the group"):
+            return replace(self, gradients=_nccl())
+
     def reopened(self, name: str) -> "ProcessGroups":
         """The same ranks in fresh groups, once all of them have asked for it by this name.
 
@@ -137,39 +148,49 @@ class ProcessGroups:
             dist.destroy_process_group()
 
 
-def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
-    """Join the groups that the launcher's variables describe.
+def _message_bytes(message: memoryview) -> int:
+    return LENGTH.size + int(LENGTH.unpack_from(message)[0])
 
-    The device is the worker's GPU by its local rank (workers share where there are fewer GPUs), or
-    the CPU. backend: nccl or gloo for gradients, None to choose. Raises UsageError for another one,
-    PeerLost.
+
+def device_of(launch: Launch, backend: str | None) -> torch.device:
+    """The worker's GPU by its local rank (workers share where there are fewer GPUs), or the CPU.
+
+    Raises UsageError for a backend that is not gloo, or nccl with GPUs.
     """
-    if backend not in (None, "gloo") and not (backend == "nccl" and torch.cuda.is_available()):
+    has_gpu = torch.cuda.is_available()
+    if backend not in (None, "gloo") and not (backend == "nccl" and has_gpu):
         raise UsageError(f"expected backend gloo, none, or nccl where there are GPUs, found {backend!r}")
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
-    if launch.master is None:
+    if not has_gpu:
+        return torch.device("cpu")
+    device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
+    return device
+
+
+def has_own_gpu(launch: Launch, device: torch.device) -> bool:
+    return device.type == "cuda" and launch.local_world_size <= torch.cuda.device_count()
+
+
+def open_process_groups(launch: Launch, assignment: Assignment, device: torch.device) -> ProcessGroups:
+    """Join the gloo group of this assignment. Raises PeerLost."""
+    if assignment.master is None:
         return ProcessGroups(rank=0, world_size=1, local_rank=0, device=device)
     with peers_may_die("the opening of the group"):
-        if launch.agent is None or not launch.agent.imports_library:
+        if assignment.agent is None or not assignment.agent.imports_library:
             dist.init_process_group("gloo")  # torch opens the store in rank 0
         else:
-            store = open_store(*launch.master, launch.store_fd)
-            dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.world_size)
-        groups = ProcessGroups(
-            rank=launch.rank,
-            world_size=launch.world_size,
+            store = open_store(*assignment.master, assignment.store_fd)
+            dist.init_process_group(
+                "gloo", store=store, rank=assignment.rank, world_size=assignment.world_size
+            )
+        return ProcessGroups(
+            rank=assignment.rank,
+            world_size=assignment.world_size,
             local_rank=launch.local_rank,
             device=device,
             store=dist.distributed_c10d._get_default_store(),  # noqa: SLF001
         )
-        own_gpu = device.type == "cuda" and launch.local_world_size <= torch.cuda.device_count()
-        if backend == "gloo" or (backend is None and not all(groups.all_gather(own_gpu))):
-            return groups
-        return replace(groups, gradients=_nccl())
 
 
 def open_store(host: str, port: int, listening_fd: int | None) -> Store:

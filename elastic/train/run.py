@@ -4,13 +4,16 @@ It gives the recipe its device, its data in order, its steps, and places for wha
 writes. It does not decide when to stop or what to save: the loop does.
 """
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elastic.config import environment
 from elastic.config.identity import new_run_from
 from elastic.data import random_streams
 from elastic.data.loader import Batch, BatchLoader, Data, Loader, check_dataset
@@ -22,7 +25,7 @@ from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
 from elastic.train import refuse
 from elastic.train.evaluation import Evaluation
-from elastic.train.loop.build import LoopParts, WorkerParts, is_alone
+from elastic.train.loop.build import Begun, LoopParts, WorkerParts, is_alone
 from elastic.train.loop.ends import LoopEnd
 from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import Function
@@ -38,21 +41,42 @@ class Run:
     """Made by `elastic.start`.
 
     `device` is this worker's; `rank`, `world_size` and `is_first` (whether this is rank 0) are
-    those of the current generation. A recipe adds no attributes: no state would save them.
+    those of the current generation. In a standby these three, and whatever needs the other workers,
+    wait until it has its assignment. A recipe adds no attributes: no state would save them.
     """
 
-    __slots__ = ("_error", "_loop_end", "_state", "_worker", "device", "is_first", "rank", "world_size")
+    __slots__ = (
+        *("_begun", "_error", "_is_open", "_kept", "_loop_end", "_open_worker", "_opened"),
+        "_state",
+        "device",
+    )
 
-    def __init__(self, worker: WorkerParts) -> None:
-        groups = worker.groups
-        self.device, self.rank, self.world_size = groups.device, groups.rank, groups.world_size
-        self.is_first = groups.rank == 0
-        self._worker = worker
+    def __init__(self, begun: Begun, open_worker: Callable[[], WorkerParts]) -> None:
+        self.device = begun.device
+        self._begun = begun
+        self._open_worker = open_worker
+        self._opened: WorkerParts | None = None
+        self._kept: list[str] = []  # lines that a standby prints if it becomes rank 0
         self._loop_end: LoopEnd | None = None
         self._state: State | None = None  # that of the loop, once it has begun
         self._error: ElasticError | None = None  # of a call of all ranks before the loop
+        self._is_open = threading.Event()
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         forked_child.handle_signal(signal.SIGTERM, self._request_drain)
+        if not environment.is_standby():
+            self._open()
+
+    @property
+    def rank(self) -> int:
+        return self._worker.groups.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._worker.groups.world_size
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
 
     @public("run.data")
     def data(  # noqa: PLR0913 - all that a recipe says about its samples
@@ -82,7 +106,7 @@ class Run:
         Raises UsageError for another kind of dataset, and for arguments that do not fit: a run
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
-        ours, samples = self._worker.identity, check_dataset(dataset, "run.data")
+        ours, samples = self._begun.identity, check_dataset(dataset, "run.data")
         chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
         in_order = chosen.order_of(
             samples=samples, seed=ours.seed, global_batch=ours.global_batch, shards=ours.shards
@@ -103,11 +127,11 @@ class Run:
                 "expected run.steps(data, state), with data=run.data(dataset, ...) and state=elastic.State(model=..., optimizer=...), found "
                 f"{type(data).__name__} and {type(state).__name__}; give run.data a dataset, and elastic.State the objects by their names"
             )
-        refuse.threads(self._worker.identity.threads)
+        refuse.threads(self._begun.identity.threads)
         if self._loop_end is not None:
             raise UsageError(
                 "expected one call of run.steps, found a second one: one loop goes over all epochs, and what an epoch ends with stands below `if "
-                f"step.ends_epoch:`. A second phase is a recipe of its own: {new_run_from(self._worker.run_dir.url, 'SECOND_RECIPE')}"
+                f"step.ends_epoch:`. A second phase is a recipe of its own: {new_run_from(self._begun.run_dir.url, 'SECOND_RECIPE')}"
             )
         if self._error is not None:
             raise self._error
@@ -159,8 +183,8 @@ class Run:
         added. One batch of each rank is computed a second time, on another rank where there is one:
         RecipeNotExact where its samples or its sums are then other ones.
         """
-        ours, loop = self._worker.identity, self._loop_in_step
-        self._worker.step_functions.refuse_inside("run.evaluate")
+        ours, loop = self._begun.identity, self._loop_in_step
+        self._begun.step_functions.refuse_inside("run.evaluate")
         self._settle()
         samples = check_dataset(dataset, "run.evaluate")
         if samples < 1 or not callable(function):
@@ -190,7 +214,9 @@ class Run:
 
     def print(self, *words: object) -> None:
         """print, on rank 0 only."""
-        if self.is_first:
+        if self._opened is None:
+            self._kept.append(" ".join(map(str, words)))
+        elif self.is_first:
             print(*words, flush=True)
 
     @public("run.event")
@@ -217,7 +243,7 @@ class Run:
             raise UsageError(
                 "expected run.on_step before run.steps, found it after that; a process that restarts calls the functions from its first step on"
             )
-        self._worker.step_functions.add(function)
+        self._begun.step_functions.add(function)
         return function
 
     @public("run.path")
@@ -227,9 +253,26 @@ class Run:
         If the run directory is a URL, in its local part. Raises UsageError for a name that leads
         out of the run directory, or that is one of the run's own files and folders.
         """
-        path = self._worker.run_dir.of_recipe(name)
+        path = self._begun.run_dir.of_recipe(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    @property
+    def _worker(self) -> WorkerParts:
+        if self._opened is None and threading.current_thread() is threading.main_thread():
+            self._open()
+        self._is_open.wait()  # another thread waits until the script's own has come to it
+        assert self._opened is not None
+        return self._opened
+
+    def _open(self) -> None:
+        environment.read_assignment()  # a standby waits, and a signal's handler may come in between
+        if self._opened is None:
+            with random_streams.kept():  # the script may have built half of its model
+                self._opened = self._open_worker()
+            self._is_open.set()
+            for line in self._kept:
+                self.print(line)
 
     def _note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
         """The recipe may catch it. Other ranks would take its next call for this one."""
@@ -259,7 +302,11 @@ class Run:
             self._worker.log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
             if loop.stopped is not None:
                 print(f"{loop.stopped}: digest {loop.digest[:16]}", flush=True)
-        random_streams.enter(self._worker.identity.seed, "after")
+        random_streams.enter(self._begun.identity.seed, "after")
 
     def _request_drain(self, _signal: int, _frame: object) -> None:
-        self._worker.page.drain = True
+        if self._opened is not None:
+            self._opened.page.drain = True
+        else:  # nothing has begun
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -53,9 +53,8 @@ _at_ctrl_c: list[Callable[[], object]] = []  # likewise, in place of those
 _pages: list[tuple[ControlPage, int]] = []  # at most one, with the local rank
 
 
-def begin(launch: Launch, groups: ProcessGroups, ours: Identity) -> tuple[RunDir, Identity]:
-    """The run directory, which is its own, and the identity with the state of another run that this
-    one begins from.
+def begin(launch: Launch, run: RunDir, groups: ProcessGroups, ours: Identity) -> Identity:
+    """Take the run directory; the identity with the state of another run that this one begins from.
 
     From here on the end of the script, by whatever way, is that of the run. Raises UsageError, also
     while agents, or another such process, train in the run directory.
@@ -64,22 +63,18 @@ def begin(launch: Launch, groups: ProcessGroups, ours: Identity) -> tuple[RunDir
     atexit.register(_before_finalization, groups)
     script_end.watch_exit_codes()
     script_end.fail_with(_fail)
-    run = RunDir.parse(launch.run_dir or f"runs/{ours.recipe.removesuffix('.py')}")
     if groups.rank == 0:
         there = read_small(open_store(run.url), identity.NAME, SystemClock())
         recorded = None if there is None else identity.parse(there)
-        parent = parent_of(recorded, launch.origin, run, SystemClock(), print)
-        ours = replace(ours, parent=parent)
+        ours = replace(ours, parent=parent_of(recorded, launch.origin, run, SystemClock(), print))
         _take_place(run)
-    return run, replace(ours, parent=groups.from_rank0(ours).parent)
+    return replace(ours, parent=groups.from_rank0(ours).parent)
 
 
 def link(run: RunDir, groups: ProcessGroups, ours: Identity) -> AgentLink:
     """The link that an agent would have passed, of its defaults."""
-    page, uid = ControlPage.create(), ""
-    if groups.rank == 0:
-        uid = claim_uid(run, SystemClock())
-    uid = groups.from_rank0(uid)
+    page = ControlPage.create()
+    uid = groups.from_rank0(claim_uid(run, SystemClock()) if groups.rank == 0 else "")
     if groups.local_rank == 0:
         claim_local_copies(run, uid, SystemClock())
     # All copies are claimed once this has ended. The files of a launch are no other one's, also
@@ -94,7 +89,6 @@ def link(run: RunDir, groups: ProcessGroups, ours: Identity) -> AgentLink:
     return AgentLink(
         pid=os.getpid(),
         node=node,
-        run_dir=run.url,
         generation=groups.from_rank0(generation),
         control_page=page.path,
         uploader=socket_path,
@@ -211,12 +205,11 @@ def _own_uploader(run: RunDir, ours: Identity, uid: str, node: str) -> str:
     _at_end.append(progress.stop)
     scratch = open_scratch()
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
-    config = UploaderConfig(
-        run_url=run.url, scratch=str(scratch), run_id=ours.run_id, node=node, keep=3, uid=uid
-    )
     for each in _at_end, _at_ctrl_c:
         each.append(remove)
-    uploader = UploaderProcess(config)
+    uploader = UploaderProcess(
+        UploaderConfig(run_url=run.url, scratch=str(scratch), run_id=ours.run_id, node=node, keep=3, uid=uid)
+    )
     _at_end.append(partial(uploader.finish, partial(print, flush=True), ended_by="Ctrl-C ends that"))
     _at_ctrl_c.append(partial(uploader.stop, 0.0))
     ended = threading.Event()

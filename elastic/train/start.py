@@ -8,10 +8,13 @@ recipe declares (preflight), the answer is written down and the process ends her
 import hashlib
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
@@ -21,11 +24,11 @@ from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read
 from elastic.system import forked_child
-from elastic.system.clock import SystemClock
+from elastic.system.clock import SystemClock, share_boot_wall_s
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse, standalone
-from elastic.train.groups import ProcessGroups, open_process_groups
-from elastic.train.loop.build import WorkerParts
+from elastic.train.groups import ProcessGroups, device_of, has_own_gpu, open_process_groups
+from elastic.train.loop.build import Begun, WorkerParts
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.misuse import public
 from elastic.train.run import Run
@@ -51,43 +54,61 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     refuse.own_group()
     refuse.early_draws()
     launch = environment.read()
-    preload.tell(launch)
+    if not environment.began_as_standby():  # the workers beside it have told
+        preload.tell(launch)
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
         raise UsageError(
             f"expected shards of at least 1 and a global batch that they divide, found {shards} and {global_batch}; try {max(1, shards)} and {nearest}"
         )
-    if launch.world_size > shards:
-        raise UsageError(
-            f"expected at most as many workers as shards ({shards}), found {launch.world_size}; start fewer, or begin a run with more shards"
-        )
     ours = _identity(seed, global_batch, shards)
     if launch.preflight is not None:
         Path(launch.preflight).write_bytes(ours.to_json())
         raise SystemExit(0)
-    if launch.agent is None:
-        standalone.handle_ctrl_c()
     _be_deterministic(ours.threads)
-    groups = open_process_groups(launch, backend)
-    if launch.agent is None:
-        run_dir, ours = standalone.begin(launch, groups, ours)
+    refuse.wrappers()
+    begun = Begun(
+        launch=launch,
+        identity=ours,
+        run_dir=RunDir.parse(launch.run_dir or f"runs/{ours.recipe.removesuffix('.py')}"),
+        device=device_of(launch, backend),
+        backend=backend,
+        step_functions=StepFunctions(),
+    )
+    random_streams.enter(seed, "start")
+    return Run(begun, partial(_open, begun))
+
+
+def _open(begun: Begun) -> WorkerParts:
+    """The assignment of this process, and what belongs to it; a standby waits here."""
+    ours, run_dir = begun.identity, begun.run_dir
+    assignment = environment.read_assignment()
+    if assignment.world_size > ours.shards:
+        raise UsageError(
+            f"expected at most as many workers as shards ({ours.shards}), found {assignment.world_size}; start fewer, or begin a run with more shards"
+        )
+    if assignment.agent is None:
+        standalone.handle_ctrl_c()
+    groups = open_process_groups(begun.launch, assignment, begun.device)
+    if assignment.agent is None:
+        ours = standalone.begin(begun.launch, run_dir, groups, ours)
     else:
-        ours = replace(ours, parent=launch.agent.parent)  # the agent has found it
-        run_dir = RunDir.parse(launch.agent.run_dir)
-    _claim_run_dir(groups, ours, run_dir.url)
-    link = launch.agent or standalone.link(run_dir, groups, ours)
+        share_boot_wall_s(assignment.agent.boot_wall_s)
+        ours = replace(ours, parent=assignment.agent.parent)  # the agent has found it
+    stopped, own_gpus = _claim_run_dir(groups, ours, run_dir.url, has_own_gpu(begun.launch, begun.device))
+    if groups.store is not None and begun.backend != "gloo" and (begun.backend == "nccl" or own_gpus):
+        groups = groups.with_nccl()
+    link = assignment.agent or standalone.link(run_dir, groups, ours)
     # One file for all generations of this local rank: a report of a long run of many nodes
     # would open thousands otherwise.
     events = run_dir.events / f"{link.node}-worker{groups.local_rank}.jsonl"
     log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
-    random_streams.enter(seed, "start")
-    refuse.wrappers()
-    if launch.agent is None:  # the end of the script needs what was registered above: last in, first out
+    if assignment.agent is None:  # the end of the script needs what was registered above: last in, first out
         forked_child.at_own_exit(standalone.end_script)
     page = ControlPage.open(link.control_page)
     heartbeat = HeartbeatSender(page, groups.local_rank)
-    worker = WorkerParts(
+    return WorkerParts(
         groups=replace(groups, waiting=heartbeat.waiting),
         link=link,
         identity=ours,
@@ -95,10 +116,10 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         page=page,
         heartbeat=heartbeat,
         log=log,
-        check=launch.check,
-        step_functions=StepFunctions(),
+        check=begun.launch.check,
+        stopped=stopped,
+        step_functions=begun.step_functions,
     )
-    return Run(worker)
 
 
 def _identity(seed: int, global_batch: int, shards: int) -> Identity:
@@ -132,13 +153,21 @@ def _be_deterministic(threads: int) -> None:
     torch._C._jit_set_profiling_mode(False)  # noqa: SLF001 - nothing public sets it
 
 
-def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
+def _claim_run_dir(
+    groups: ProcessGroups, ours: Identity, run_dir: str, has_gpu: bool
+) -> tuple[StopRecord | None, bool]:
     """Rank 0 writes the identity if there is none; every rank compares its own with the one there.
 
+    Returns where the run has ended early, if it has, and whether every worker has a GPU of its own.
     Raises UsageError for another run's directory.
     """
-    there = ""
+    there, ended = "", ""
     if groups.rank == 0:
-        store = open_store(run_dir)
-        there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode(errors="replace")
-    identity.check(identity.parse(groups.from_rank0(there).encode()), ours, run_dir)
+        store, clock = open_store(run_dir), SystemClock()
+        there = create_or_read(store, identity.NAME, ours.to_json(), clock).decode(errors="replace")
+        stopped = stop_record.read(store, ours.run_id, clock)
+        ended = "" if stopped is None else stopped.to_json().decode()
+    told = groups.all_gather((there, ended, has_gpu))
+    there, ended, _ = told[0]
+    identity.check(identity.parse(there.encode()), ours, run_dir)
+    return stop_record.parse(ended.encode()) if ended else None, all(each[2] for each in told)

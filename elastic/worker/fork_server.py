@@ -49,17 +49,9 @@ from typing import Any, NoReturn
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system import stop_signals
+from elastic.system import worker_protocol as protocol
 from elastic.system.processes import die_with_parent, thread_count
 from elastic.system.untrusted import decode, encode
-from elastic.system.worker_protocol import (
-    Exited,
-    FromAgent,
-    FromServer,
-    Preload,
-    Ready,
-    Started,
-    StartRequest,
-)
 from elastic.worker.main import run_recipe
 from elastic.worker.preload import Preloaded, begin, preload
 
@@ -95,17 +87,17 @@ class ForkServer:
                     message = self.agent.recv_bytes()
                 except (EOFError, OSError):
                     return
-                self._answer(decode(FromAgent, message, what="a message of the agent"))
+                self._answer(decode(protocol.FromAgent, message, what="a message of the agent"))
 
-    def _answer(self, request: FromAgent) -> None:
-        if isinstance(request, Preload):
+    def _answer(self, request: protocol.FromAgent) -> None:
+        if isinstance(request, protocol.Preload):
             self.preloaded = None if request.modules is None else self._preload(request.modules)
-            self._send(Ready(gpus=None if self.preloaded is None else count_gpus()))
+            self._send(protocol.Ready(gpus=None if self.preloaded is None else count_gpus()))
             return
         outputs = [recv_handle(self.agent) for _ in OUTPUTS]
-        store = recv_handle(self.agent) if request.serves_store else None
-        self._send(self._start(request, outputs, store))
-        for descriptor in outputs if store is None else [*outputs, store]:
+        passed = {name: recv_handle(self.agent) for name in request.passes}
+        self._send(self._start(request, outputs, passed))
+        for descriptor in (*outputs, *passed.values()):
             os.close(descriptor)
 
     def _preload(self, modules: Sequence[str]) -> Preloaded:
@@ -140,9 +132,11 @@ class ForkServer:
         # number, which is that of its session, to no other process.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-        self._send(Exited(pid=pid, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        self._send(protocol.Exited(pid=pid, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
-    def _start(self, request: StartRequest, outputs: list[int], store: int | None) -> Started:
+    def _start(
+        self, request: protocol.StartRequest, outputs: list[int], passed: dict[str, int]
+    ) -> protocol.Started:
         """Returns in the parent alone."""
         recipe, parent = Path(request.command[0]), os.getpid()
         preloaded = self.preloaded
@@ -152,23 +146,23 @@ class ForkServer:
             try:
                 pid = os.fork()
             except OSError as error:
-                return Started(pid=None, reason=f"no process can be started ({error})")
+                return protocol.Started(pid=None, reason=f"no process can be started ({error})")
             if not pid:
                 # The edge of a process: an exception that passed here would make the worker a
                 # second fork server.
                 try:
                     die_with_parent(parent)
-                    self._become_worker(request, outputs, store, inherits=inherits)
+                    self._become_worker(request, outputs, passed, inherits=inherits)
                 except BaseException:
                     traceback.print_exc()
                 finally:
                     os._exit(EXIT_FAILED)
         # If this raises, the fork server ends, and so does the worker that it could not watch.
         self.workers[os.pidfd_open(pid)] = pid
-        return Started(pid=pid, reason=obstacle)
+        return protocol.Started(pid=pid, reason=obstacle)
 
     def _become_worker(
-        self, request: StartRequest, outputs: list[int], store: int | None, *, inherits: bool
+        self, request: protocol.StartRequest, outputs: list[int], passed: dict[str, int], *, inherits: bool
     ) -> NoReturn:
         """Close the fork server's descriptors, set what differs between workers, and run."""
         os.setsid()
@@ -177,13 +171,13 @@ class ForkServer:
                 signal.signal(number, handler)
         for target, descriptor in zip(OUTPUTS, outputs, strict=True):
             os.dup2(descriptor, target)
-        env = request.env if store is None else request.env | {environment.STORE: str(store)}
+        env = request.env | {name: str(descriptor) for name, descriptor in passed.items()}
         recipe, *arguments = request.command
         if not inherits:
             for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
                 if descriptor > max(OUTPUTS):
                     with suppress(OSError):  # that of the listing itself
-                        os.set_inheritable(descriptor, descriptor == store)
+                        os.set_inheritable(descriptor, descriptor in passed.values())
             # In the new program ignored signals stay ignored, and handled ones have their default.
             words = [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *request.command]
             os.execve(sys.executable, words, env)  # noqa: S606 - no shell is wanted
@@ -197,7 +191,7 @@ class ForkServer:
         begin(self.preloaded)
         run_recipe(recipe, arguments)
 
-    def _send(self, message: FromServer) -> None:
+    def _send(self, message: protocol.FromServer) -> None:
         self.agent.send_bytes(json.dumps(encode(message)).encode())
 
 

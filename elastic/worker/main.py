@@ -22,14 +22,13 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from elastic.config import environment
-from elastic.config.environment import AgentLink, Launch
+from elastic.config.environment import AgentLink, Assignment
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -42,7 +41,7 @@ from elastic.errors import (
     UsageError,
 )
 from elastic.system import forked_child, global_random, stop_signals
-from elastic.system.clock import share_boot_wall_s, since_boot_s
+from elastic.system.clock import since_boot_s
 from elastic.system.worker_protocol import QUOTED, WorkerError, write_error
 from elastic.worker import script_end
 
@@ -51,9 +50,10 @@ _EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiff
 
 def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
     """Run the recipe in this process, under its environment as it is now, and end with it."""
-    launch = environment.read()
-    if launch.agent is not None:
-        share_boot_wall_s(launch.agent.boot_wall_s)
+    environment.begin_standby()
+    _assigned.clear()
+    agent = _agent()
+    if agent is not None or environment.is_standby():
         # A terminal's Ctrl-C is for the agent, which asks for a drain. So are warnings.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop_signals.ignore_warnings()
@@ -66,25 +66,27 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
     sys.argv = [recipe, *arguments]
     # With -P, which keeps the working directory out, no folder comes before the library's.
     sys.path[:1] = [str(Path(recipe).resolve().parent), *(sys.path[:1] if sys.flags.safe_path else [])]
-    if is_of_recipe(launch):
+    if is_of_recipe():
         global_random.seed_alike()
-    disturbed = disturb_memory() if launch.agent is not None and launch.agent.disturbs else None
+    # A standby may come to do a step again.
+    disturbs = environment.is_standby() or (agent is not None and agent.disturbs)
+    disturbed = disturb_memory() if disturbs else None
     forked_child.begin()
-    script_end.fail_with(partial(end_failed, launch))
+    script_end.fail_with(end_failed)
     try:
         run_script(recipe)
         del disturbed
         exit_cleanly(EXIT_COMPLETE)
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            report_error(launch.agent, launch.rank, stop)
+            report_error(stop)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         exit_cleanly(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
     # The edge of the process: without this the agent would find no error file after a recipe's
     # exception, and threads that wait for a dead peer would keep this process from exiting.
     except BaseException as error:
-        end_failed(launch, error)
+        end_failed(error)
 
 
 def disturb_memory() -> list[list[bytes]]:
@@ -99,20 +101,33 @@ def disturb_memory() -> list[list[bytes]]:
     return kept
 
 
-def is_of_recipe(launch: Launch) -> bool:
+_assigned: list[Assignment] = []  # of this process, once it is known: a script may change variables
+
+
+def _agent() -> AgentLink | None:
+    """None also in a standby that has no assignment yet."""
+    if not _assigned and not environment.is_standby():
+        _assigned.append(environment.read_assignment())
+    return _assigned[0].agent if _assigned else None
+
+
+def is_of_recipe() -> bool:
     """Whether the script imports this library."""
-    return launch.preflight is not None or (launch.agent is not None and launch.agent.imports_library)
+    if environment.is_standby() or environment.read().preflight is not None:
+        return True
+    agent = _agent()
+    return agent is not None and agent.imports_library
 
 
-def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
+def end_failed(raised: BaseException) -> NoReturn:
     """End this process with what failed."""
     error = script_end.explain(raised)
-    if is_of_recipe(launch) and script_end.opens_group(raised.__traceback__):
+    if is_of_recipe() and script_end.opens_group(raised.__traceback__):
         error = UsageError(script_end.OWN_GROUP).with_traceback(raised.__traceback__)
-    report_error(launch.agent, launch.rank, error)
+    report_error(error)
     last_words = traceback_of(error)
     if isinstance(error, _EXPLAINED):
-        last_words = explained(launch, error, last_words)
+        last_words = explained(error, last_words)
     elif isinstance(error, PeerLost):
         last_words = of_victim(error)
     with suppress(ValueError):  # the script has closed it
@@ -120,12 +135,12 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
     forked_child.end(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED)
 
 
-def explained(launch: Launch, error: BaseException, line: str) -> str:
+def explained(error: BaseException, line: str) -> str:
     """The sentence of an error, and its line. Under an agent they are for the log alone: the agent
     says them once, as the end of the generation or of the run.
     """
     words = f"error: {error}\n{line}"
-    return words if launch.agent is None else "\n".join(f"{QUOTED}{each}" for each in words.splitlines())
+    return words if _agent() is None else "\n".join(f"{QUOTED}{each}" for each in words.splitlines())
 
 
 def of_victim(error: PeerLost) -> str:
@@ -184,15 +199,16 @@ def traceback_of(error: BaseException) -> str:
     return "".join(described.format())
 
 
-def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> None:
+def report_error(error: BaseException) -> None:
     """Leave the error where the agent finds it; without an agent there is no such place.
 
     Nor is there one for a child that the script forked: its error is not that of this rank.
     """
+    agent = _agent()
     if agent is None or forked_child.is_one():
         return
     left = WorkerError(
-        rank=rank,
+        rank=_assigned[0].rank,
         message=str(error) if isinstance(error, _EXPLAINED) else f"{type(error).__name__}: {error}",
         traceback=traceback_of(error),
         time=since_boot_s(),

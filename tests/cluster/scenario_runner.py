@@ -5,6 +5,7 @@ Commands wait for events, never for a fixed time except `hold`. The runner does 
 returns the evidence. Each method `do_X` is a command whose first word is X, with its other words.
 """
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -79,7 +80,8 @@ class ScenarioRunner(gates.Gates):
             "{n1}": str(self._cluster.address("n1")),
             "{etcd}": ",".join(f"{self._cluster.address(name)}:2379" for name in self._members),
         }
-        asked = (*self._storage.options, "--max-nodes", nodes, *self._scenario.options, *options)
+        standby = ("--standby", os.environ.get("STANDBY") or "auto")
+        asked = (*self._storage.options, *standby, "--max-nodes", nodes, *self._scenario.options, *options)
         for _ in range(int(nodes)):
             node = f"n{len(self._cluster.nodes) + 1}"
             whole = [str(TINY), "--run-dir", self._storage.url, *STANDING, *asked]

@@ -97,7 +97,8 @@ def without_rehearsals(words: list[str]) -> list[str]:
     if "--run-dir" not in words or "--rehearse" in words:
         return words
     place = words.index("--run-dir")
-    return [*words[:place], "--rehearse", "off", *words[place:]]
+    standby = os.environ.get("STANDBY") or "auto"
+    return [*words[:place], "--rehearse", "off", "--standby", standby, *words[place:]]
 
 
 class Drill(Gates):

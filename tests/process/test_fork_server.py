@@ -127,6 +127,7 @@ class Node:
                 rank=rank,
                 local_rank=rank,
                 request=self.request(*arguments, env={"RANK": str(rank)}),
+                assignment={},
                 log=self.folder / f"logs-{self.logs}" / f"rank{rank}.log",
             )
             for rank in range(size)
@@ -137,7 +138,9 @@ class Node:
             ("log", "console", "clock"), SimpleNamespace(monotonic=time.monotonic, **ignored)
         )
         return NodeWorkers(
-            starts, SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet)
+            starts,
+            SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet),
+            lambda _: None,
         )
 
     def stand(self, size: int) -> tuple[NodeWorkers, list[int]]:

@@ -9,7 +9,9 @@ from statistics import median
 
 def counts(drill, recipes, path, *arguments):
     """Of each step: ours, and in plain PyTorch. The first four look at more than later ones."""
-    drill.start("--fresh", recipe=recipes / "counted.py", arguments=(str(path), *arguments)).ends_with(0)
+    # A slow machine would take a snapshot of so small a state in each step.
+    options = "--fresh", "--snapshot-every", "1000"
+    drill.start(*options, recipe=recipes / "counted.py", arguments=(str(path), *arguments)).ends_with(0)
     return (found[1:] for found in json.loads(path.read_text()))
 
 

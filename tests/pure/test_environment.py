@@ -24,7 +24,6 @@ DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2
 LINK = AgentLink(
     pid=7,
     node="a",
-    run_dir='runs/x "y"',
     generation=3,
     control_page="/proc/7/fd/3",
     uploader="/run/socket",
@@ -58,8 +57,8 @@ def test_torchrun_gives_ranks_and_without_it_there_is_one(bare):
     """All four numbers differ, so that a swap shows."""
 
     def seen():
-        found = environment.read()
-        return found.rank, found.world_size, found.local_rank, found.local_world_size, found.master
+        place, launch = environment.read_assignment(), environment.read()
+        return place.rank, place.world_size, launch.local_rank, launch.local_world_size, place.master
 
     assert seen() == (0, 1, 0, 1, None)
     for name, value in NUMBERS.items():
@@ -75,9 +74,8 @@ def test_the_link_to_the_agent_survives_the_environment(bare):
     for name, value in LINK.to_env().items():
         bare.setenv(name, value)
     bare.setenv(RUN_DIR, "runs/other")
-    launch = environment.read()
-    assert launch.agent == LINK
-    assert launch.run_dir == "runs/other"
+    assert environment.read_assignment().agent == LINK
+    assert environment.read().run_dir == "runs/other"
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -86,7 +84,7 @@ def test_a_variable_that_is_not_a_number_is_named(bare, name, value):
     """A mistake in a batch script."""
     bare.setenv(name, value)
     with pytest.raises(UsageError, match=rf"variable {name}, found {value!r}"):
-        environment.read()
+        environment.read(), environment.read_assignment()
 
 
 def test_slurm_says_which_job_started_a_process():

@@ -60,7 +60,8 @@ def test_a_node_that_gives_up_stops_its_workers_before_it_leaves(monkeypatch):
     monkeypatch.setattr(agent_module, "has_recorded_end", lambda _run: False)
     join = Mock(side_effect=BackendFailed("no route"))
     settings = SimpleNamespace(run=None)
-    parts = SimpleNamespace(group=SimpleNamespace(join=join), revive_uploader=None, settings=settings)
+    parts = SimpleNamespace(group=SimpleNamespace(join=join), settings=settings)
     node = SimpleNamespace(_parts=parts, last_step=3, _stop_workers=lambda: called.append("stops"))
+    node._wait_for_others = None
     assert NodeAgent._join_and_train(node) == RunEnd(exit_code=75, reason="no route") and node.gave_up
     assert called == ["stops", "leaves"]

@@ -24,7 +24,7 @@ def test_a_fork_server_that_reports_no_exit_is_killed(within_s):
         settings=SimpleNamespace(imports_library=True),
         clock=clock,
     )
-    workers = NodeWorkers([], parts)
+    workers = NodeWorkers([], parts, None)
     workers._starts = {0: SimpleNamespace(rank=0, local_rank=0)}
     workers._processes, workers.wait = {0: process}, clock.sleep
     began_s = clock.now
@@ -34,7 +34,7 @@ def test_a_fork_server_that_reports_no_exit_is_killed(within_s):
 
 def test_an_exit_that_is_known_ends_the_wait():
     """It was read together with the answer to another request: no descriptor becomes readable."""
-    workers = NodeWorkers([], SimpleNamespace())
+    workers = NodeWorkers([], SimpleNamespace(), None)
     workers._starts = {0: None}
     workers._processes = {0: SimpleNamespace(poll=lambda: 0)}
     workers.wait(1e9)

@@ -39,6 +39,7 @@ VALUES = {
     "audit": auto | off | in_steps,
     "rehearse": auto | off | in_steps,
     "balance": st.sampled_from(["auto", "off"]),
+    "standby": st.sampled_from(["auto", "on", "off"]),
     "keep": few,
     "hang_timeout": auto | off | in_seconds,
     "grace_s": seconds,

@@ -151,7 +151,7 @@ def test_a_caught_error_of_a_collective_call_comes_again(place, monkeypatch):
     monkeypatch.setattr("elastic.train.refuse.use_in_forked_child", lambda: None)
     run = object.__new__(Run)
     run._error, run._state = None, None
-    run._worker = SimpleNamespace(identity=None, step_functions=StepFunctions())
+    run._begun = SimpleNamespace(identity=None, step_functions=StepFunctions())
     left = SimpleNamespace(step=None, parts=SimpleNamespace(groups=None))  # a loop that is over
     run._loop_end = None if place == "before the loop" else LoopEnd(left, lambda: None)
     with pytest.raises(UsageError):

@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
-MOST_LINES = {"elastic": 20_270, "elastic/train elastic/proof": 5_636, "tests": 19_527}
-MOST_FILES = {"elastic": 207, "elastic/train elastic/proof": 47}
-MOST_WORDS = 18_887  # of README and docs, without decisions and the table that `make proof` makes
-MOST_WORDS = 18_887  # of README and docs, without decisions and the table that `make proof` makes
+MOST_LINES = {"elastic": 20_590, "elastic/train elastic/proof": 5_696, "tests": 19_790}
+MOST_FILES = {"elastic": 208, "elastic/train elastic/proof": 47}
+MOST_WORDS = 19_393  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 19_393  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 

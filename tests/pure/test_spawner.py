@@ -121,7 +121,7 @@ def test_a_leaving_agent_waits_for_no_imports():
     agent._parts = SimpleNamespace(
         shutdown=shutdown, spawner=SimpleNamespace(renew=renew), revive_uploader=lambda: revived.append(1)
     )
-    agent._generation = None
+    agent._generation, agent._standbys = None, SimpleNamespace(close=lambda: None)
     agent._join_and_train = lambda: RunEnd(exit_code=75, reason="")
     agent.run()
     assert (waited, len(revived)) == ([False, True], 2)

@@ -38,6 +38,7 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
         "generation": 1,
         "world_size": 2,
         "workers": [{"rank": 0, "node": "n1", "pid": 10}, {"rank": 1, "node": "n2", "pid": 11}],
+        "standbys": 0,
         "last_checkpoint": {"step": 100, "age_s": 50.0},
         "stopped": None,
         "plain": None,

@@ -16,7 +16,7 @@ from elastic.errors import EXIT_FAILED, PeerLost
 from elastic.reduce.exchange import peers_may_die
 from elastic.system.untrusted import decode
 from elastic.system.worker_protocol import QUOTED, WorkerError, read_errors, write_error
-from elastic.worker import script_end
+from elastic.worker import main, script_end
 from elastic.worker.main import of_victim, report_error
 
 
@@ -35,11 +35,16 @@ def test_errors_are_read_back_damaged_files_left_out(tmp_path):
 
 def test_which_worker_failed_first_needs_no_wall_clock(tmp_path, monkeypatch):
     """The clock goes a day back between the errors of two workers of a node."""
-    agent = SimpleNamespace(imports_library=False, error_folder=str(tmp_path))
-    report_error(agent, 1, ValueError("first"))
+
+    def failed(rank, message):
+        agent = SimpleNamespace(error_folder=str(tmp_path))
+        monkeypatch.setattr(main, "_assigned", [SimpleNamespace(agent=agent, rank=rank)])
+        report_error(ValueError(message))
+
+    failed(1, "first")
     now = time.time()
     monkeypatch.setattr("elastic.system.clock.SystemClock.wall", staticmethod(lambda: now - 86400.0))
-    report_error(agent, 0, ValueError("second"))
+    failed(0, "second")
 
     exits = [WorkerExit(rank=rank, code=EXIT_FAILED) for rank in (0, 1)]
     assert first_failure(exits, set(), read_errors(tmp_path, [0, 1]), "reason").rank == 1

@@ -43,7 +43,6 @@ MUTANTS = (
     # Which samples a step trains.
     Mutant("data/random_keys.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_order.py"),
     Mutant("data/order.py", '"order", epoch', '"order", 0', "pure/test_order.py"),
-    Mutant("data/order.py", "positions % len(of_epoch)", "positions.clip(max=len(of_epoch) - 1)", "pure/test_order.py"),
     Mutant("data/order.py", "+ self.samples * earlier_draws(of_epoch)", "", "pure/test_order.py"),
     # A checkpoint is whole, or is none.
     Mutant("checkpoint/commit.py", "if self._limits.is_fenced():", "if False:", "pure/test_checkpoint_commit.py"),
@@ -73,7 +72,7 @@ MUTANTS = (
     # What an agent decides.
     Mutant("agent/decide.py", "iter(by_itself + failures)", "iter(failures)", "pure/test_decide.py"),
     Mutant("agent/decide.py", "rule.action in _REPORTS and observation.leaving", "False", "pure/test_decide.py"),
-    Mutant("agent/decide.py", "self.code == EXIT_COMPLETE and self.open_step is not None", "False", "pure/test_decide.py"),
+    Mutant("agent/decide.py", "self.code == errors.EXIT_COMPLETE and self.open_step is not None", "False", "pure/test_decide.py"),
     Mutant("agent/hang_detector.py", "return WAITING_FACTOR * usual_s", "return usual_s", "pure/test_hang_detector.py"),
     # Ranks agree on a state before it counts.
     Mutant("proof/agreement.py", "if all(ballot & _KEPT for", "if any(ballot & _KEPT for", "pure/test_agreement.py"),

@@ -23,7 +23,7 @@ PARENT = Parent(
     entries=("model",),
     ancestors=(Ancestor(run_id="fedcba9876543210", step=7, digest="34" * 32),),
 )
-LINK = AgentLink(pid=1, node="a", run_dir="runs/a", generation=1, control_page="", uploader="")
+LINK = AgentLink(pid=1, node="a", generation=1, control_page="", uploader="")
 RECORD = CommitRecord(
     format=FORMAT,
     run_id=IDENTITY.run_id,

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
-from elastic.checkpoint import stop_record
-from elastic.config.environment import AgentLink, CheckRequest
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.config.environment import AgentLink, CheckRequest, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
@@ -42,10 +43,23 @@ from elastic.worker.heartbeat import HeartbeatSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What a worker has from the recipe's elastic.start, whatever its place in a generation."""
+
+    launch: Launch
+    identity: Identity
+    run_dir: RunDir
+    device: torch.device
+    backend: str | None
+    step_functions: StepFunctions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
     """What a worker has before its loop, as its launcher made it.
 
-    check: what `elastic-train check` asks of this command, None outside of a check.
+    check: what `elastic-train check` asks of this command, None outside of a check. stopped: where
+    the recipe ended the run early, None where it did not.
     """
 
     groups: ProcessGroups
@@ -56,6 +70,7 @@ class WorkerParts:
     heartbeat: HeartbeatSender
     log: EventLog
     check: CheckRequest | None
+    stopped: StopRecord | None
     step_functions: StepFunctions
 
 
@@ -151,7 +166,7 @@ class LoopParts:
         self.comparison = Comparison(
             groups=groups, node=link.node, generation=link.generation, log=log, ended_by=link.divergence
         )
-        self.again = StepAgain(
+        again = self.again = StepAgain(
             path=Path(evidence) if evidence else None,
             groups=groups,
             clock=self.clock,
@@ -165,9 +180,7 @@ class LoopParts:
         if is_first:
             rehearsals = None
             if options.rehearse.kind != "off" and evidence:
-                rehearsals = Rehearsals(
-                    options.rehearse, loader.order, run.events, self.again.recipe, self.clock
-                )
+                rehearsals = Rehearsals(options.rehearse, loader.order, run.events, again.recipe, self.clock)
             self.output = Rank0Output(
                 log=worker.log,
                 schedule=SnapshotSchedule(options.snapshot_every),
@@ -189,10 +202,7 @@ class LoopParts:
             injector = FaultInjector(options.faults, run.faults, worker.log, self.clock)
             injector.flip = partial(flip, partial(_tensors_of, state))
             self.faults = WorkerFaults(injector=injector, rank=groups.rank, generation=link.generation)
-        # Rank 0 reads for all ranks where the run ended.
-        found = stop_record.read(self.store, self.identity.run_id, self.clock) if is_first else None
-        text = groups.from_rank0("" if found is None else found.to_json().decode())
-        self.stopped = stop_record.parse(text.encode()) if text else None
+        self.stopped = worker.stopped
 
 
 def is_alone(link: AgentLink) -> bool:

@@ -16,7 +16,6 @@ that inherited its connections; the agent then takes them for a hang.
 import json
 
 from elastic.checkpoint import stop_record
-from elastic.checkpoint.stop_record import StopRecord
 from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot.image import LiveChecksum
 from elastic.train.groups import ProcessGroups
@@ -64,21 +63,20 @@ def explain_loss(groups: ProcessGroups, place: StepPlace) -> UsageError | None:
     return None
 
 
-def stop(parts: LoopParts, reason: str, step: int) -> StopRecord:
+def stop(parts: LoopParts, reason: str, step: int) -> stop_record.StopRecord:
     """Write down that no step follows this one, before any state of it can be loaded.
 
     Raises StoreFailed on every rank; UsageError on rank 0 where the run ended at another step
     before.
     """
     steps, problem = parts.loader.order.steps, ""
-    stopped = StopRecord(run_id=parts.identity.run_id, step=step, steps=steps, reason=reason)
+    stopped = stop_record.StopRecord(run_id=parts.identity.run_id, step=step, steps=steps, reason=reason)
     if parts.output is not None:
         try:
             stop_record.create(parts.store, stopped, parts.clock)
         except StoreFailed as error:
             problem = str(error)
-    problem = parts.groups.from_rank0(problem)
-    if problem:
+    if problem := parts.groups.from_rank0(problem):
         raise StoreFailed(f"the run was {stopped}, which could not be written down: {problem}")
     return stopped
 

@@ -131,7 +131,7 @@ class Loop:
         resumed = resume(parts, self.stopped, parts.again.look())
         point = self._began = resumed.point
         parts.again.restored(point.step, is_doubtful=point.divergence is not None)
-        self._agreement = Agreement(
+        agreement = self._agreement = Agreement(
             comparison=parts.comparison,
             page=parts.page,
             snapshotting=parts.snapshotting,
@@ -139,23 +139,17 @@ class Loop:
             step=point.step,
             known=point.divergence,
         )
-        self._agreement.begin()
+        agreement.begin()
         self._of_steps = StepParts(
-            parts.state,
-            parts.loader.order,
-            parts.groups,
-            parts.heartbeat,
-            self._agreement,
-            parts.again.collected,
+            parts.state, parts.loader.order, parts.groups, parts.heartbeat, agreement, parts.again.collected
         )
-        self._saving = Saving(parts, self._agreement, point)
+        self._saving = Saving(parts, agreement, point)
         self._asking = Asking(parts, self._saving)
         self._recorder = StepRecorder(parts, resumed, self._of_steps.contract.mark)
         if point.source == "parent":
             # The state of another run becomes this run's own, so that the other one may go.
             parts.heartbeat.enter(Phase.SAVE)
-            problem = self._saving.commit(self._saving.keep(self._recorder.info(0)))
-            if problem:
+            if problem := self._saving.commit(self._saving.keep(self._recorder.info(0))):
                 self.say(
                     f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
                 )
@@ -346,8 +340,7 @@ class Loop:
         if last is None and began.source != "checkpoint":  # the last step's state was in memory
             last = self._saving.keep(self._recorder.info(began.step, began.line))
         if last is not None:
-            problem = self._saving.commit(last)
-            if problem:
+            if problem := self._saving.commit(last):
                 raise StoreFailed(
                     f"trained to the last step, {last.info.step}, which could not be saved: {problem}"
                 )

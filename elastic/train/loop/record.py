@@ -39,9 +39,8 @@ class StepRecorder:
         self._chain = resumed.point.chain
         self._resumed = resumed
         self._data = resumed.data.to_json()
-        log, known = None, []
-        if parts.output is not None:
-            log, known = parts.output.log, read_rare(parts.run_dir.events, LoggedByRank)
+        log = None if parts.output is None else parts.output.log
+        known = [] if log is None else read_rare(parts.run_dir.events, LoggedByRank)
         self._replay = ReplayCheck(resumed.replay, parts.run_dir.url, log)
         self._said = {name for each in known for name in each.event.names}
         self._mark = mark

@@ -68,8 +68,7 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
     at_once = drain and page.drains_at_once
     if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
-    evaluates_next = parts.loader.order.ends_epoch(number + 1)
-    snapshot = output.schedule.is_due(number, evaluates_next=evaluates_next)
+    snapshot = output.schedule.is_due(number, evaluates_next=parts.loader.order.ends_epoch(number + 1))
     save = checkpointing.is_due(number)
     rehearse = False
     if output.rehearsals is not None and not (drain or parts.again.earlier.found or parts.again.closing):
@@ -121,10 +120,8 @@ def act_on_requests(
             parts.page.rehearses = is_left and again.is_rehearsal
             return asked._replace(drain=is_left or asked.drain)
     elif (asked.rehearse or (asked.drain and not asked.at_once)) and number + 1 < last_step:
-        is_rehearsal, is_dealt_anew = not asked.drain, False
-        if is_rehearsal and rehearsals is not None:
-            rehearsals.asked(number + 1)
-            is_dealt_anew = rehearsals.deals_anew
+        is_rehearsal = not asked.drain
+        is_dealt_anew = is_rehearsal and rehearsals is not None and rehearsals.asked(number + 1)
         again.close_after(number + 1, is_rehearsal=is_rehearsal, is_dealt_anew=is_dealt_anew)
         # The drain or rehearsal comes after the next step.
         return asked._replace(drain=False, snapshot=True)

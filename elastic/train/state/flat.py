@@ -152,12 +152,11 @@ def encode_value(thing: Any, value: Any, name: str, tensors: dict[str, Tensor]) 
     # A module moves the tensors that it loads to its own device; anything deeper inside is extra
     # state, which it gets as it was.
     _check_keys(value, name)
-    return {
-        "dict": [
-            [key, encode(value[key], f"{name}.{key}", tensors, has_properties=type(value[key]) is not Tensor)]
-            for key in sorted(value)
-        ]
-    }
+
+    def inner(key: str) -> Any:
+        return encode(value[key], f"{name}.{key}", tensors, has_properties=type(value[key]) is not Tensor)
+
+    return {"dict": [[key, inner(key)] for key in sorted(value)]}
 
 
 def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties: bool = True) -> Any:

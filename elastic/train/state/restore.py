@@ -27,7 +27,7 @@ from elastic.checkpoint.catalog import list_commits
 from elastic.config.identity import new_run_from
 from elastic.data import record
 from elastic.data.record import DataRecord
-from elastic.divergence import Divergence
+from elastic.divergence import Divergence, vote_of
 from elastic.errors import CheckpointDamaged, ElasticError, StateDoesNotFit, StoreFailed, UsageError
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.observe import step_line
@@ -178,9 +178,9 @@ class Restorer:
         self._fault_point()
         kept = None if candidate.is_stored else self._snapshots().get(step)
         line = "" if kept is None or kept.info.line is None else json.dumps(kept.info.line)
-        loaded = groups.all_gather([damage, misfit, line])
+        loaded = groups.all_gather([damage, misfit, line, str(vote_of(found.whole))])
         told: Iterable[tuple[str, ...]] = zip(*loaded, strict=True)
-        damages, misfits, lines = ([each for each in of_ranks if each] for of_ranks in told)
+        damages, misfits, lines, votes = ([each for each in of_ranks if each] for of_ranks in told)
         if damages:
             return damages[0]
         if misfits:
@@ -193,7 +193,7 @@ class Restorer:
                 "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
                 f"{new_run_from(run_url, entries='NAME')}"
             )
-        self._parts.comparison.check_same_state(found, step=step, known=known)
+        self._parts.comparison.check_votes(list(map(int, votes)), found, step=step, known=known)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
         return ResumePoint(
             step=step,

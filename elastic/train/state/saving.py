@@ -139,10 +139,8 @@ class Saving:
         if problem:
             raise StoreFailed(f"stopped after step {step}, which could not be saved: {problem}")
         if parts.commits_drains and parts.output is not None:  # else an agent says it
-            print(
-                f"interrupted; step {step} is saved in {parts.run_dir.url}: the same command resumes",
-                flush=True,
-            )
+            url = parts.run_dir.url
+            print(f"interrupted; step {step} is saved in {url}: the same command resumes", flush=True)
         # By this flag the agent tells a drain from an exit of the recipe's own with that code,
         # also if another node's agent asked for the drain.
         parts.page.drain = True

@@ -126,8 +126,7 @@ class Snapshotting:
         began_s = self._clock.monotonic()
         layout = layout_of(state, info)
         layout_s = self._clock.monotonic() - began_s
-        found = self._free_slot(layout.size_bytes, patient=patient, meanwhile=meanwhile)
-        if found is None:
+        if (found := self._free_slot(layout.size_bytes, patient=patient, meanwhile=meanwhile)) is None:
             return None
         slots, slot = found
         began_s = self._clock.monotonic()

@@ -142,8 +142,7 @@ def refilled(old: Any, new: Any, fill: Callable[[Tensor, Tensor], object]) -> An
     if new is old or type(new) is not type(old):
         return new
     if type(old) is list:
-        pairs = zip(old, new, strict=False)
-        old[:] = [*(refilled(*pair, fill) for pair in pairs), *new[len(old) :]]
+        old[:] = [*(refilled(*pair, fill) for pair in zip(old, new, strict=False)), *new[len(old) :]]
     elif type(old) in (dict, defaultdict):
         items = {key: refilled(old.get(key), item, fill) for key, item in new.items()}
         old.clear()

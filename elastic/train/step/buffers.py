@@ -38,12 +38,14 @@ _VERSION = attrgetter("_version")  # autograd's count of changes in place
 class BufferPlace(NamedTuple):
     """Where a module has a buffer. Several modules may have the same tensor.
 
-    is_average: of a normalisation of torch, whose buffers are running averages and their count.
+    number: of the opening tensor among those of all places; None where there is none. is_average:
+    of a normalisation of torch, whose buffers are running averages and their count.
     """
 
     holder: dict[str, Tensor | None]
     name: str
     opening: Tensor | None
+    number: int | None
     is_average: bool
 
 
@@ -81,8 +83,7 @@ class Buffers:
         self._found: list[Tensor | None] = []  # what they held when the places were found
         self._places: list[BufferPlace] = []  # of buffers of the state
         self._tensors: list[Tensor] = []  # the opening ones, each once
-        self._numbers: list[int | None] = []  # of the places' opening tensors among them
-        self._averages: set[int] = set()  # likewise
+        self._averages: set[int] = set()  # by their numbers
         self._opened: list[Tensor | None] = []  # of the places, in their order
         self._addresses: list[int] = []
         self._forms: list[tuple[torch.Size, torch.dtype]] = []
@@ -127,19 +128,17 @@ class Buffers:
         )
 
     def _find(self) -> None:
-        self._places = []
+        self._places, numbers = [], dict[int, int]()  # by the id of a tensor
         for module in self._modules:
             for name, tensor in module._buffers.items():  # noqa: SLF001
                 if name not in module._non_persistent_buffers_set:  # noqa: SLF001
+                    number = None if tensor is None else numbers.setdefault(id(tensor), len(numbers))
                     is_average = isinstance(module, _NormBase)
-                    self._places.append(BufferPlace(module._buffers, name, tensor, is_average))  # noqa: SLF001
+                    self._places.append(BufferPlace(module._buffers, name, tensor, number, is_average))  # noqa: SLF001
         self.is_any = bool(self._places)
         self._tensors = list({id(t): t for p in self._places if (t := p.opening) is not None}.values())
         self._opened = [place.opening for place in self._places]
-        index = {id(tensor): i for i, tensor in enumerate(self._tensors)}
-        self._numbers = [index.get(id(place.opening)) for place in self._places]
-        pairs = zip(self._places, self._numbers, strict=True)
-        self._averages = {i for place, i in pairs if place.is_average and i is not None}
+        self._averages = {p.number for p in self._places if p.is_average and p.number is not None}
         self._addresses, self._is_first = [], True  # so that all else is looked at as well
         if not self.is_any:
             self._forms = []
@@ -210,7 +209,8 @@ class Buffers:
         Raises UsageError for what cannot be summed.
         """
         left, of_tensors = list(values), dict[int, Tensor | None]()
-        for place, number, tensor in zip(self._places, self._numbers, present, strict=True):
+        for place, tensor in zip(self._places, present, strict=True):
+            number = place.number
             if number is not None and of_tensors.setdefault(number, tensor) is not tensor:
                 raise UsageError(
                     f"forward assigned a tensor to one of several buffers that were one tensor, among them {self._name(place)}; "
@@ -268,8 +268,8 @@ class Buffers:
 
         The body may call a model there: averages of normalisations are put back without a word.
         """
-        pairs = zip(self._places, self._numbers, strict=True)
-        changed = {i for p, i in pairs if i is not None and p.holder.get(p.name) is not p.opening}
+        assigned = (p.number for p in self._places if p.holder.get(p.name) is not p.opening)
+        changed = {number for number in assigned if number is not None}
         versions = zip(map(_VERSION, self._tensors), self.opening.versions, strict=True)
         changed |= {i for i, (now, before) in enumerate(versions) if now != before}
         if changed - self._averages:
@@ -327,8 +327,7 @@ class Buffers:
         return ", ".join(self._names(which))
 
     def _names(self, which: set[int]) -> list[str]:
-        pairs = zip(self._places, self._numbers, strict=True)
-        return [self._name(place) for place, i in pairs if i in which]
+        return [self._name(place) for place in self._places if place.number in which]
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:

@@ -118,9 +118,8 @@ class Contract:
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
-        held = self.parts.held
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
-        for parameter in (*held, *self._loose):
+        for parameter in (*self.parts.held, *self._loose):
             if not self._left or id(parameter) not in self._left:
                 parameter.grad = None
         # Another parameter may get the id of a former one.
@@ -191,8 +190,7 @@ class Contract:
             self._check_flags()
         owned = self.parts.owned
         if not self.parts.has_same_values():
-            now = self._state.parts().owned
-            self._refuse([p for name, p in now.items() if name not in owned])
+            self._refuse([p for name, p in self._state.parts().owned.items() if name not in owned])
         versions = list(map(_VERSION, owned.values()))
         if versions != self._versions:
             pairs = zip(owned.values(), versions, self._versions, strict=True)
@@ -300,8 +298,7 @@ class Contract:
 
     def _check_parameters(self) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
-        owned = self.parts.owned
-        not_owned = [p for p in self.parts.trained if id(p) not in owned]
+        not_owned = [p for p in self.parts.trained if id(p) not in self.parts.owned]
         saved = self._saved() if not_owned else set()
         for parameter in not_owned:
             if _storage(parameter) not in saved:

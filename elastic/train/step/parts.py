@@ -193,9 +193,8 @@ class StepParts:
         if total is not None:
             self._end_buffers(number, total, signs, after)
         mean = known[0] if known else tree.total(of_shards) / exchange.shards
-        return StepOutcome(
-            loss=mean, losses=(mean,), requests=asks, own_s=own_s, shards=tuple(map(len, exchange.spans))
-        )
+        shards = tuple(map(len, exchange.spans))
+        return StepOutcome(loss=mean, losses=(mean,), requests=asks, own_s=own_s, shards=shards)
 
     def _words(self, own: Sequence[Tensor], ballots: Sequence[int]) -> Tensor:
         """int64 [shards + ballots]: bits of the own losses in their shards' places, and ballots.

@@ -88,10 +88,7 @@ class AgreedForms:
         return agreed
 
     def _agree(self, outputs: dict[int, Tensor]) -> OutputForm:
-        own = [
-            [shard, each.requires_grad, DTYPES.index(each.dtype), *each.shape]
-            for shard, each in outputs.items()
-        ]
+        own = [[shard, t.requires_grad, DTYPES.index(t.dtype), *t.shape] for shard, t in outputs.items()]
         rows = sorted(row for of_rank in self._groups.all_gather(own) for row in of_rank)
         has_graph = any(row[1] for row in rows)
         forms = [OutputForm(torch.Size(shape), DTYPES[dtype], has_graph) for _, _, dtype, *shape in rows]

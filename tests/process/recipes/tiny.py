@@ -59,7 +59,7 @@ def starve_if_asked(folder: Path, rank: int) -> None:
 def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
     folder = os.environ.get("TINY_SAMPLES")
     if folder is not None:
-        generation, agent = generation_now(), environment.read().agent
+        generation, agent = generation_now(), environment.read_assignment().agent
         record = {"generation": generation, "step": step, "epoch": batch.epoch, "shard": batch.shard}
         record |= {"node": "" if agent is None else agent.node, "time": time.time()}
         line = json.dumps(record | {"samples": batch.indices.tolist()}) + "\n"
@@ -68,7 +68,7 @@ def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
 
 
 def generation_now() -> int:
-    agent = environment.read().agent
+    agent = environment.read_assignment().agent
     return 0 if agent is None else agent.generation
 
 
