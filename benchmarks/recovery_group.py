@@ -219,7 +219,7 @@ class Group:
         return time.time()
 
     def _standbys(self) -> int:
-        """That wait for a place."""
+        """How many wait for an assignment."""
         if not self.launcher.standbys:
             return 0
         words = [sys.executable, "-m", "elastic.cli", "status", str(self.folder / "run"), "--json"]

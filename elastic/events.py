@@ -109,7 +109,7 @@ class GenerationEnded(Event):
 
 
 class WorkerStarted(Event):
-    """`standby`: it had run the script already, and waited for a place in a generation."""
+    """`standby`: it had run the script already, and waited for its assignment."""
 
     rank: int
     pid: int
@@ -117,14 +117,14 @@ class WorkerStarted(Event):
 
 
 class StandbyWaits(Event):
-    """A process has run the script up to where it needs its place; `seconds`: since it began."""
+    """A process has run the script up to where it needs its rank; `seconds`: since it began."""
 
     pid: int
     seconds: float
 
 
 class StandbyEnded(Event):
-    """Before it had a place. The run goes on without it."""
+    """A standby ended before it had an assignment. The run goes on without it."""
 
     pid: int
     reason: str

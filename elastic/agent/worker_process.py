@@ -74,7 +74,7 @@ class Spawner:
         self._modules = modules
         self._said = ""
         self._pids = set[int]()  # of all that were ever started
-        self._asked = deque[list[protocol.Started]]()  # what takes the next answers, for which nobody waits
+        self._asked = deque[list[protocol.Started]]()  # the answers to them come later
         self._begin()
 
     def _begin(self) -> None:

@@ -99,7 +99,7 @@ class RunView(Record):
     step: the newest that counts; length: the step with which the run ends, None until the
     recipe has said it; highest_step: the newest one ever. epochs: that are complete.
     generation: the newest one, 0 before the first. world_size, workers: that train now. standbys:
-    workers that wait for a place. restarts: in a row without a new step.
+    that wait for an assignment. restarts: in a row without a new step.
 
     lost_steps: that
     were done again. recent_step_s: the median of the newest steps. slow_ranks: for

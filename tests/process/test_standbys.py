@@ -117,7 +117,7 @@ def test_what_a_standby_prints_comes_once_it_takes_over(drill, starts):
         "(beside / 'there').write_text('it is there, and a live worker reads it')",
     ],
 )
-def test_a_standby_waits_where_the_script_asks_for_its_place(drill, starts, asks):
+def test_a_standby_waits_where_the_script_asks_for_its_rank(drill, starts, asks):
     """Or would do what another process may notice. It goes on from there, with the same random
     numbers, although it opens the groups there.
     """
@@ -153,12 +153,12 @@ def test_a_standby_of_an_older_text_is_not_used(drill, starts):
     assert drill.values("recipe_edited", "step") == [(3,)]
 
 
-def test_a_spare_node_hands_its_place_to_its_standby(drill, undisturbed):
+def test_a_spare_node_starts_with_its_standby(drill, undisturbed):
     """The group is full. Its node is killed, and the spare one has run the script."""
     drill.shut(6)
-    first = drill.start(*ONE, "--max-nodes", "1", "--keep-alive", "0.5s")
+    first = drill.start(*ONE, "--max-nodes", "1")
     drill.stands(6, ranks=1)
-    spare = drill.start(*ONE, "--max-nodes", "1", "--keep-alive", "0.5s")
+    spare = drill.start(*ONE, "--max-nodes", "1")
     are_ready(drill, 2)
     drill.happens("checkpoint_committed", step=4)
     first.signal(signal.SIGKILL)

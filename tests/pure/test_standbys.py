@@ -1,4 +1,4 @@
-"""When a standby is started, and who waits for its place in it."""
+"""When a standby is started, and who waits for its assignment in it."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def standby(monkeypatch):
     os.environ.__class__ = environment._Awaiting.__base__
 
 
-def test_who_reads_the_rank_waits_until_the_place_has_come(standby):
+def test_who_reads_the_rank_waits_until_it_has_come(standby):
     """And nobody else. The store's descriptor is one of this process."""
     agent, _ = standby
     assert os.environ["HOME"] and "HOME" in os.environ and os.environ.get("NOTHING") is None

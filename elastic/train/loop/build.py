@@ -44,7 +44,7 @@ from elastic.worker.heartbeat import HeartbeatSender
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What a worker has from the recipe's elastic.start, whatever its place in a generation."""
+    """What a worker has from the recipe's elastic.start, whatever its assignment."""
 
     launch: Launch
     identity: Identity
