@@ -11,7 +11,7 @@ from typing import Any
 from elastic.system.global_random import seed_at_import
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Run", "State", "Step", "UsageError", "Values", "start"]
+__all__ = ["Batch", "Run", "State", "Step", "UsageError", "Values", "clip_grad_norm_", "start"]
 
 _MODULES = {
     "Batch": "elastic.data.loader",
@@ -20,6 +20,7 @@ _MODULES = {
     "Step": "elastic.train.step.step",
     "UsageError": "elastic.errors",
     "Values": "elastic.train.state.values",
+    "clip_grad_norm_": "elastic.train.sharded.clip",
     "start": "elastic.train.start",
 }
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import UsageError
+from elastic.snapshot.sharded import local
 
 BIT = 0x20  # of the second highest byte: far from the lowest bits, and never a NaN for small numbers
 
@@ -24,7 +25,7 @@ def flip(tensors_of: Callable[[str], Iterable[Tensor]], target: str) -> None:
     if found is None:
         raise UsageError(f"fault plan: expected {target} to flip a bit in, found no tensor")
     if target != "gradient":
-        flip_bit(found)
+        flip_bit(local(found))
         return
 
     def flipped(gradient: Tensor) -> Tensor:

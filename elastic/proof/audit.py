@@ -17,6 +17,7 @@ functions of earlier sums of the step see the loop's variables as they are by th
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -105,6 +106,7 @@ class Computation:
         self.buffers: Contents | None = None  # what the last call left
         self.gradients: dict[nn.Parameter, str] = {}
         self._data = ""
+        self.sharded: dict[str, int] = {}  # checksums of sharded gradients, by module
         self._outputs: dict[int, str] = {}
         self._left: dict[str, str] = {}  # of `buffers`, those that are part of the State
 
@@ -131,14 +133,16 @@ class Computation:
         """Of all that is known of these calls, and of the gradients after them."""
         outputs = {f"what call {number} of the step returned": self._outputs[number] for number in calls}
         gradients = {f"{GRADIENT}{names[each]}": value for each, value in self.gradients.items()}
-        return Evidence({DATA: self._data, **outputs, **self._left, **gradients})
+        sharded = {f"{GRADIENT}{name}": str(value) for name, value in self.sharded.items()}
+        return Evidence({DATA: self._data, **outputs, **self._left, **gradients, **sharded})
 
 
 class StepAudit:
     """The audit of one step on one rank.
 
-    own: the shard of this rank that is computed again elsewhere. first: its computation in
-    training, which adds its calls and gradients. again: the computation of another one here.
+    shards: of each rank the one that is computed again elsewhere; own: this rank's. first: the
+    computation of that in training, which adds its calls and gradients. again: that of another one
+    here.
     """
 
     def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
@@ -148,10 +152,10 @@ class StepAudit:
         self._compute = compute
         seed, rank = auditor.parts.loader.order.seed, auditor.parts.groups.rank
         spans = auditor.of_steps.exchange.spans
-        self._shards = [audited_shard(seed, step, each) for each in spans]
-        self.own, self._owner = self._shards[rank], (rank + 1) % len(spans)
+        self.shards = [audited_shard(seed, step, each) for each in spans]
+        self.own, self._owner = self.shards[rank], (rank + 1) % len(spans)
         state = auditor.parts.state
-        self.first, self.again = (Computation(each, state) for each in (self.own, self._shards[self._owner]))
+        self.first, self.again = (Computation(each, state) for each in (self.own, self.shards[self._owner]))
         self._batch: Batch | None = None  # of the shard that is computed again here
         self._outputs: dict[int, Tensor] = {}  # its graphs since the last comparison, by number of the call
 
@@ -197,7 +201,17 @@ class StepAudit:
         self._auditor.of_steps.heartbeat.enter(Phase.STEP)
         # Activation checkpointing runs the forward again, and needs the buffers that it left.
         self._auditor.of_steps.buffers.load(computation.buffers)
-        backward(outputs)
+        sharded = self._auditor.parts.state.sharded
+        if sharded is None:
+            backward(outputs)
+        else:
+            ranks = len(self.shards)
+            is_own = computation.shard == self.own and ranks > 1
+            found = sharded.again(
+                [self.shards[(rank + (not is_own)) % ranks] for rank in range(ranks)],
+                partial(backward, outputs),
+            )
+            computation.sharded = found[computation.shard]
         for parameter in self.first.gradients:
             # A gradient that a shard does not give counts as +0.0 in the sum.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -210,6 +224,8 @@ class StepAudit:
             # The sums of gradients are under way, perhaps in the same process group, and every rank
             # must start the operations of a group in the same order.
             self._auditor.of_steps.gradients.wait()
+        if (sharded := self._auditor.parts.state.sharded) is not None:
+            self.first.sharded = sharded.audited()[self.own]
         told = groups.all_gather([each.evidence(calls, names).whole for each in computations])
         ranks = len(told)
         if failed := [each for each in range(ranks) if told[each][0] != told[auditor_of(each, ranks)][1]]:
@@ -221,9 +237,10 @@ class StepAudit:
         self._auditor.compare()
         groups, names = self._auditor.parts.groups, self._auditor.names
         found: list[Computation | None] = [None] * 4
-        if groups.rank in failed:
+        is_of_all = self._auditor.parts.state.sharded is not None  # a sharded forward is
+        if groups.rank in failed or is_of_all:
             found[0], found[2] = self.first, self._repeat(self.first, calls, backward)
-        if self._owner in failed:
+        if self._owner in failed or is_of_all:
             found[1], found[3] = self.again, self._repeat(self.again, calls, backward)
         evidence = [{} if each is None else each.evidence(calls, names).entries for each in found]
         nodes = groups.all_gather(self._auditor.parts.link.node)
@@ -232,7 +249,7 @@ class StepAudit:
         audited = [
             Audited(
                 step=self._step,
-                shard=self._shards[owner],
+                shard=self.shards[owner],
                 owner=owner,
                 auditor=auditor,
                 nodes=(nodes[owner], nodes[auditor]),

@@ -39,11 +39,11 @@ Given = list[Tensor | None]  # the gradient of each parameter, None where no sha
 class Trained(Protocol):
     """What gradients are computed for.
 
-    required: parameters that require a gradient now, in a list that never changes. others: those
+    summed: parameters that require a gradient now, in a list that never changes. others: those
     that no optimizer updates and that require a gradient now, in one order.
     """
 
-    required: list[nn.Parameter]
+    summed: list[nn.Parameter]
     others: list[nn.Parameter]
 
     def name_of(self, parameter: nn.Parameter) -> str: ...

@@ -32,7 +32,7 @@ from elastic.errors import PeerLost
 from elastic.reduce.tree import Block, Stack, blocks, fold, span
 
 # The second name is that of older versions of torch, and deprecated in newer ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 PIECES, PIECE_BITS = 3, 22  # of a word of 64 bits; a float32 holds each piece
@@ -143,7 +143,7 @@ class Exchange:
         root = fold(dict(zip(every, torch.split(receive, chunk), strict=True)), self.shards, Tensor.add_)
         gathered = send[: chunk * self.world_size]  # all of it has been sent
         with peers_may_die(what):
-            _all_gather(gathered, root, group=self._group)
+            all_gather(gathered, root, group=self._group)
         return gathered[:length]
 
 

@@ -70,7 +70,7 @@ class Gradients:
         self._watching: dict[int, RemovableHandle] = {}  # of those that got none yet, by id
         self._seen: list[nn.Parameter] = []  # of those, each time one got a gradient in this shard
         self._is_in_parts = False
-        self._watch(trained.required)
+        self._watch(trained.summed)
 
     def begin_computation(self, shown: int | None = None, show: Show | None = None) -> None:
         """Before the first backward of a computation: no parameter has a gradient any more.
@@ -189,7 +189,7 @@ class Gradients:
 
     def _cut(self) -> None:
         """Cut the parameters that are trained now into buckets."""
-        trained, others = self._trained.required, self._trained.others
+        trained, others = self._trained.summed, self._trained.others
         forms = [*map(_DTYPE, trained), *map(Tensor.stride, trained)]
         if self._made_of[0] is trained and self._made_of[1] is others and self._made_of[2] == forms:
             return

@@ -24,6 +24,7 @@ from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageChecksum
 from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, STRIDES, TIES, TensorEntry
+from elastic.snapshot.sharded import is_sharded, local, whole
 
 PAGE = 4096
 NAMES: dict[str, torch.dtype] = {
@@ -172,12 +173,12 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
     """uint8 [n]: the bytes of a tensor, row-major, in host memory; a view where possible."""
-    return device_bytes(tensor.cpu())
+    return device_bytes(whole(tensor).cpu())
 
 
 def device_bytes(tensor: Tensor) -> Tensor:
     """As `tensor_bytes`, where the tensor lies."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dense = whole(tensor).detach().resolve_conj().resolve_neg().contiguous()
     # A tensor of one element or none is contiguous with any stride, which no view of its bytes can
     # have.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
@@ -222,7 +223,9 @@ class _Form(NamedTuple):
 
     @staticmethod
     def of(tensor: Tensor) -> "_Form":
-        address, stride, device = tensor.data_ptr(), tensor.stride(), tensor.device
+        # Of no rows, which have no address, the memory that would hold them.
+        address = local(tensor).untyped_storage()._cdata if is_sharded(tensor) else tensor.data_ptr()  # noqa: SLF001
+        stride, device = tensor.stride(), tensor.device
         views = tensor.is_conj(), tensor.is_neg()
         return _Form(tensor.dtype, tensor.shape, address, stride, device, tensor.nbytes, *views)
 

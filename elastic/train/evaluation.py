@@ -38,6 +38,7 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import Stack, span
 from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
+from elastic.train.sharded.modules import ShardedModules
 from elastic.train.state import structure
 from elastic.train.step.contract import Modes
 from elastic.worker.heartbeat import HeartbeatSender
@@ -75,6 +76,7 @@ class Evaluation:
     modules: list[nn.Module]
     groups: ProcessGroups
     heartbeat: HeartbeatSender
+    sharded: ShardedModules | None = None
     checksum: Callable[[], str] = str
 
     def sum(self, function: Callable[[Batch], Any]) -> Any:
@@ -115,6 +117,12 @@ class Evaluation:
             if form is None or world_size > 1:
                 found, vectors = self._compute(function, batch, kept)
                 form, again[2:] = form or found, [fingerprint(list(vectors.values()))]
+            if self.sharded is not None:
+                # Each forward of a sharded module is one of all ranks: they make equally many.
+                counts = [sum(block < num_blocks for block in each) for each in exchange.spans]
+                for _ in range(max(counts) - counts[rank]):
+                    self._compute(function, batch, kept)
+                self.sharded.gather_no_more()
         self._compare(str(form), first, again)
         totals = {}
         for dtype in DTYPES:

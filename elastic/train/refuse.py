@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
+from elastic.snapshot.sharded import is_sharded
 from elastic.system import forked_child
+from elastic.train.sharded import optimizers
 from elastic.train.state.state import State
 
 _EXCHANGES = (
@@ -86,6 +88,7 @@ def wrappers() -> None:
 
 def modules(state: State, device: torch.device) -> None:
     """Before the first step. device: the run's."""
+    sharded = {} if state.sharded is None else state.sharded.ids
     for name, thing in state.objects.items():
         if isinstance(thing, nn.Module):
             for path, module in thing.named_modules(prefix=name):
@@ -100,6 +103,8 @@ def modules(state: State, device: torch.device) -> None:
                     raise UsageError(
                         f"expected tensors that load_state_dict can write to, found {path} expanded; register its .clone(), or register it with persistent=False"
                     )
+    for optimizer in state.optimizers if sharded else ():
+        optimizers.check(optimizer)
     for parameter in state.trained:
         where = parameter.device
         if where.type != device.type or where.index not in (None, device.index):
@@ -107,9 +112,11 @@ def modules(state: State, device: torch.device) -> None:
                 f"expected trained parameters on {device}, found {state.name_of(parameter)} on {where}; "
                 "move the model with .to(run.device) before its optimizer is made"
             )
-        if type(parameter).__name__ == "DTensor":
+        if id(parameter) in sharded:
+            continue
+        if is_sharded(parameter):
             raise UsageError(
-                f"expected whole parameters, found {state.name_of(parameter)} as a DTensor, {_EXCHANGES}"
+                f"expected whole parameters, found {state.name_of(parameter)} as a DTensor; shard its module by run.fully_shard"
             )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise UsageError(

@@ -30,6 +30,7 @@ from elastic.train.loop.ends import LoopEnd
 from elastic.train.loop.loop import Loop
 from elastic.train.loop.on_step import Function
 from elastic.train.misuse import public
+from elastic.train.sharded.modules import ShardedModules
 from elastic.train.state.state import State
 from elastic.train.step.step import Step
 from elastic.worker import script_end
@@ -47,7 +48,7 @@ class Run:
 
     __slots__ = (
         *("_begun", "_error", "_is_open", "_kept", "_loop_end", "_open_worker", "_opened"),
-        "_state",
+        *("_sharded", "_state"),
         "device",
     )
 
@@ -59,6 +60,7 @@ class Run:
         self._kept: list[str] = []  # lines that a standby prints if it becomes rank 0
         self._loop_end: LoopEnd | None = None
         self._state: State | None = None  # that of the loop, once it has begun
+        self._sharded: ShardedModules | None = None
         self._error: ElasticError | None = None  # of a call of all ranks before the loop
         self._is_open = threading.Event()
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
@@ -114,6 +116,24 @@ class Run:
         loader = Loader(dataset=dataset, order=in_order, device=self.device, workers=workers, collate=collate)
         return Data(loader=loader)
 
+    @public("run.fully_shard", is_of_all_ranks=True)
+    def fully_shard(self, module: Any, **options: Any) -> Any:
+        """Torch's `fully_shard` of a module, or of a list of modules, over the workers of this run.
+
+        Call it as there: blocks first, then the model, before the optimizer is made. Each worker
+        holds a part of the rows of each parameter, of its gradient, and of its optimizer state.
+        options: `reshard_after_forward` (True or False), `mp_policy`, `ignored_params`, as torch
+        has them. Returns the module. Raises UsageError for other options, and after run.steps.
+        Source: Zhao et al. 2023, PyTorch FSDP; torch.distributed.fsdp.fully_shard.
+        """
+        if self._loop_end is not None:
+            raise UsageError(
+                "expected run.fully_shard before run.steps, found it after that; shard the model where it is built"
+            )
+        if self._sharded is None:
+            self._sharded = ShardedModules(self._worker.groups, self._begun.identity.shards)
+        return self._sharded.add(module, options)
+
     @public("run.steps")
     def steps(self, data: Data, state: State) -> Iterator[Step]:
         """The steps of the run that are not done yet.
@@ -135,7 +155,7 @@ class Run:
             )
         if self._error is not None:
             raise self._error
-        self._state = state
+        self._state, state.sharded = state, self._sharded
         loop = Loop(LoopParts(self._worker, data.loader, state))
         self._loop_end = LoopEnd(loop, partial(self._ended, loop))
         script_end.add(self._loop_end)
@@ -208,6 +228,7 @@ class Run:
             # A loop that is left early opens fresh ones.
             groups=self._worker.groups if self._loop_end is None else self._loop_end.loop.parts.groups,
             heartbeat=self._worker.heartbeat,
+            sharded=self._sharded,
         )
         with nullcontext() if loop is None else loop.evaluating():
             return evaluation.sum(function)

@@ -111,7 +111,8 @@ def agreed(member, of_ranks):
     """How far ahead this rank knows its split, where it has one of its own."""
     link = SimpleNamespace(options=SimpleNamespace(balance=of_ranks[member.rank]))
     of_steps = SimpleNamespace(exchange=SimpleNamespace(spans=[range(4), range(4, 8)]))
-    parts = SimpleNamespace(link=link, groups=groups_of(member), trace=None)
+    state = SimpleNamespace(sharded=None)
+    parts = SimpleNamespace(link=link, groups=groups_of(member), trace=None, state=state)
     found = Loop._balance_of(SimpleNamespace(parts=parts, _of_steps=of_steps), reads_ahead=member.rank)
     return found and found._lead
 

@@ -100,7 +100,7 @@ class LoopEnd:
         if self._caught is not None:
             raise self._caught
         if self._left_as is not None and self._is_left:
-            if self._left_as != self.loop.checksum():
+            if self._left_as != self.loop.own_checksum():
                 raise UsageError(
                     f"the recipe left the loop in step {self.loop.place.step} and then changed the state: "
                     "expected the state of that step. Leave `for step in run.steps(...)` with break or return, or call run.stop(reason)"
@@ -142,7 +142,7 @@ class LoopEnd:
         if not is_left_by_break(by):
             self._left_as = ""
             with suppress(Exception):  # one may be on its way already, and matters more
-                self._left_as = self.loop.checksum()
+                self._left_as = self.loop.own_checksum()
             return
         try:
             self._leave()

@@ -17,6 +17,7 @@ import json
 
 from elastic.checkpoint import stop_record
 from elastic.errors import StoreFailed, UsageError
+from elastic.reduce.exchange import peers_may_die
 from elastic.snapshot.image import LiveChecksum
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
@@ -32,14 +33,19 @@ _ADVICE = (
 )
 
 
-def agree(groups: ProcessGroups, place: StepPlace) -> ProcessGroups:
+def agree(groups: ProcessGroups, place: StepPlace, *, keeps: bool) -> ProcessGroups:
     """Wait until all ranks have left the loop; returns their fresh groups, which replace `groups`.
 
+    keeps: the same ones, as sharded modules need them; a rank that goes on then waits like a hang.
     No thread of this process may be using the groups. Raises UsageError on every rank unless they
     left at the same place, PeerLost.
     """
     groups.tell(f"left/{groups.rank}", json.dumps(place))
-    fresh = groups.reopened("left")
+    if keeps and groups.store is not None:
+        with groups.waiting(), peers_may_die("the end of the loop"):
+            for rank in range(groups.world_size):
+                groups.store.get(f"left/{rank}")
+    fresh = groups if keeps else groups.reopened("left")
     places = [StepPlace(*each) for each in fresh.all_gather(place)]
     if len(set(places)) > 1:
         listed = "; ".join(f"rank {rank} {place}" for rank, place in enumerate(places))

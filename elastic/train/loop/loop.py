@@ -18,6 +18,7 @@ that one takes the next step meanwhile, the open step has no gradients, and that
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from elastic.data.loader import Batch
@@ -28,6 +29,7 @@ from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor, StepAudit
 from elastic.reduce.balance import Balance
 from elastic.reduce.tree import spans_of
+from elastic.snapshot.sharded import local
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.silence import Phase
 from elastic.train import refuse
@@ -105,8 +107,14 @@ class Loop:
         return StepPlace(self._passed + 1, passes=0, computed=False) if self.step is None else self.step.place
 
     def checksum(self) -> str:
-        """The checksum of the whole state, as it is now on this rank."""
+        """The checksum of the whole state, as it is now on this rank; all ranks ask for it."""
         return checksum_of(self.parts.state.flatten()).whole
+
+    def own_checksum(self) -> str:
+        """That of the rows that this rank holds, without the other ranks."""
+        flat = self.parts.state.flatten()
+        own = {name: local(tensor) for name, tensor in flat.tensors.items()}
+        return checksum_of(replace(flat, tensors=own)).whole
 
     def say(self, sentence: str) -> None:
         """Once, on the console."""
@@ -190,7 +198,9 @@ class Loop:
         """
         parts = self.parts
         is_wanted = parts.link.options.balance == "auto" and parts.trace is None
-        is_wanted &= parts.groups.device.type == "cpu" and parts.groups.world_size > 1
+        is_wanted &= (
+            parts.groups.device.type == "cpu" and parts.groups.world_size > 1 and parts.state.sharded is None
+        )
         of_ranks: list[list[int]] = parts.groups.all_gather([int(is_wanted), reads_ahead])
         if not all(wanted for wanted, _ in of_ranks):
             return None
@@ -206,7 +216,10 @@ class Loop:
         if is_audited and parts.output is not None:
             parts.output.audits.interval.begin(number)
         audit = partial(StepAudit, auditor) if is_audited else None
-        step = self.step = Step(number, self._of_steps, partial(next, batches), self._requests, audit)
+        load = partial(next, batches)
+        if parts.state.sharded is not None:
+            load = partial(parts.state.sharded.with_filler, load, partial(parts.loader.shard, number))
+        step = self.step = Step(number, self._of_steps, load, self._requests, audit)
         if parts.faults is not None:
             step.fault_point = parts.faults.at_step(number)
         if (snapshotting := parts.snapshotting) is not None and snapshotting.under_way is not None:
@@ -310,7 +323,7 @@ class Loop:
         # A rank that leaves the last step after its update ends where all end.
         is_cut = is_done and contract.has_waiting_gradients()
         if not is_done or is_cut or step.number < self.last_step:
-            parts.groups = leaving.agree(parts.groups, step.place)
+            parts.groups = leaving.agree(parts.groups, step.place, keeps=parts.state.sharded is not None)
         end = step.number if is_done else step.number - 1
         if not is_done:
             has_same_mark = contract.has_same_mark()

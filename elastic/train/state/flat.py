@@ -36,6 +36,7 @@ from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum
 from elastic.snapshot.image import tensor_bytes, words_there
+from elastic.snapshot.sharded import is_sharded, whole
 from elastic.train.state.values import Values
 
 BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
@@ -118,7 +119,7 @@ def state_evidence(flat: FlatState, checksum: Evidence | None = None) -> Evidenc
 def tensor_checksum(tensor: Tensor) -> str:
     """A checksum of a tensor's dtype, shape and bytes, where all NaNs count as one."""
     head = f"{tensor.dtype} {list(tensor.shape)}\n".encode()
-    return hashlib.sha256(head + tensor_sums(real_numbers(tensor))).hexdigest()
+    return hashlib.sha256(head + tensor_sums(real_numbers(whole(tensor)))).hexdigest()
 
 
 def tensor_sums(tensor: Tensor) -> bytes:
@@ -154,7 +155,12 @@ def encode_value(thing: Any, value: Any, name: str, tensors: dict[str, Tensor]) 
     _check_keys(value, name)
 
     def inner(key: str) -> Any:
-        return encode(value[key], f"{name}.{key}", tensors, has_properties=type(value[key]) is not Tensor)
+        return encode(
+            value[key],
+            f"{name}.{key}",
+            tensors,
+            has_properties=not (type(value[key]) is Tensor or is_sharded(value[key])),
+        )
 
     return {"dict": [[key, inner(key)] for key in sorted(value)]}
 
@@ -165,7 +171,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, has_properties:
     Raises StateNotSavable with the name of the entry.
     """
     kind = type(value)
-    if kind is Tensor or kind is nn.Parameter:  # most are, and each snapshot asks
+    if kind is Tensor or kind is nn.Parameter or is_sharded(value):  # most are, and each snapshot asks
         return {"tensor": _tensor(value, path, tensors, has_properties)}
     if kind in _PLAIN:
         return value

@@ -13,6 +13,7 @@ name is stale in a calm run and after a restart alike.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot import image
+from elastic.snapshot.sharded import as_sharded, is_sharded, local
 from elastic.train.state import structure
 from elastic.train.state.flat import (
     PLACES_TENSORS,
@@ -76,7 +78,7 @@ def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
 
     Raises StateDoesNotFit when the module refuses the state, CheckpointDamaged when it is none.
     """
-    had = {entry: tensor.data_ptr() for entry, tensor in own_tensors(name, module).items()}
+    had = {entry: local(tensor).data_ptr() for entry, tensor in own_tensors(name, module).items()}
 
     def given(entry: str, properties: dict[str, Any]) -> Tensor:
         saved = flat.tensors[entry]
@@ -91,7 +93,7 @@ def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
     for entry, tensor in now.items():
         saved = flat.tensors.get(entry)
         # An object that has taken the memory of the saved tensor, by assign=True, would lose it.
-        if saved is not None and tensor.data_ptr() == saved.data_ptr() != had.get(entry):
+        if saved is not None and local(tensor).data_ptr() == local(saved).data_ptr() != had.get(entry):
             tensor.data = saved.clone()
     _put_back(now, flat, has_own_dtypes=True)
 
@@ -115,7 +117,36 @@ def load_stateful(name: str, thing: Any, flat: FlatState, copies: SharedCopies) 
 
 
 def _share(tensor: Tensor, other: Tensor) -> None:
-    tensor.data = other.data
+    if is_sharded(tensor):
+        tensor._local_tensor = local(other)  # noqa: SLF001 - `.data` would leave it
+    else:
+        tensor.data = other.data
+
+
+def sharded_as(flat: FlatState, objects: Mapping[str, Any]) -> FlatState:
+    """The state with this rank's rows, as views, of what its objects hold sharded.
+
+    An optimizer has a state of the shape of a sharded parameter as that is sharded.
+    """
+    like: dict[str, Any] = {}
+    for name, thing in objects.items():
+        if isinstance(thing, nn.Module):
+            like |= own_tensors(name, thing)
+        elif isinstance(thing, Optimizer):
+            owners = (p for group in thing.param_groups for p in group["params"])
+            of_each = {f"{name}.state.{number}": p for number, p in enumerate(owners) if is_sharded(p)}
+            places = {entry: of_each.get(entry.rpartition(".")[0]) for entry in flat.tensors if of_each}
+            like |= {
+                entry: p
+                for entry, p in places.items()
+                if p is not None and p.shape == flat.tensors[entry].shape
+            }
+    cut = {
+        entry: as_sharded(tensor, like[entry])
+        for entry, tensor in flat.tensors.items()
+        if is_sharded(like.get(entry)) and not is_sharded(tensor)
+    }
+    return replace(flat, tensors=flat.tensors | cut) if cut else flat
 
 
 def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
@@ -151,7 +182,7 @@ def _put_back(held: Mapping[str, Tensor], flat: FlatState, *, has_own_dtypes: bo
     """
     for entry, tensor in held.items():
         before = flat.tensors.get(entry)
-        if before is None or before.shape != tensor.shape:
+        if before is None or before.shape != tensor.shape or is_sharded(tensor):
             continue
         is_cast = tensor.dtype != before.dtype and not has_own_dtypes
         # Another tensor that is a view of the same memory would be left behind by a new one.

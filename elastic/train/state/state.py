@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
+from elastic.snapshot.sharded import local
 from elastic.train.misuse import public
+from elastic.train.sharded.modules import ShardedModules
 from elastic.train.state import built, load, structure
 from elastic.train.state.flat import (
     WITH_SETTINGS,
@@ -48,7 +50,7 @@ class State:
     """
 
     # Without a dict: an attribute that a recipe adds would be saved by no state.
-    __slots__ = (*("objects", "ignored", "_built", "_shapes", "_parts", "_are_alone"),)
+    __slots__ = (*("objects", "ignored", "_built", "_shapes", "_parts", "_are_alone", "sharded"),)
 
     @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:
@@ -61,6 +63,7 @@ class State:
                     f"elastic.Values({name}=...), parameters in a module without torch.jit, each object a name, or add the methods"
                 )
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
+        self.sharded: ShardedModules | None = None  # by run.fully_shard
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
         self._built: built.Structure | None = None  # None until the loop begins
@@ -113,7 +116,7 @@ class State:
         """
         states = [of_parameter for o in self.optimizers for of_parameter in o.state.values()]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
+        return {local(tensor).data_ptr() for tensor in [*self.trained, *tensors]}
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
@@ -180,7 +183,10 @@ class State:
         there = built.Structure.read(flat, "built") if "built" in flat.about else None
         if self._built is not None and there is not None:
             built.check_order(there.groups, self._built.groups, "when the state was saved")
-        expected = load.contents(flat, checksum_of(flat), self.objects)
+        expected, flat = (
+            load.contents(flat, checksum_of(flat), self.objects),
+            load.sharded_as(flat, self.objects),
+        )
         for name, module in self._modules.items():
             load.load_module(name, module, flat)
         if self._built is not None and there is not None:

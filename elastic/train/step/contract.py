@@ -6,6 +6,7 @@ all parameters of the State,
 
     trained   an optimizer updates, frozen ones too
     required  are trained, and require a gradient
+    summed    are required, and not sharded
     held      are trained, by an optimizer of torch: its hook says when
     loose     require a gradient, and no optimizer of torch holds them
     idle      are not trained
@@ -55,6 +56,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.bucket import left_changed
+from elastic.snapshot.sharded import is_sharded, whole_of
 from elastic.train.state.state import State
 from elastic.train.state.structure import Parts
 
@@ -89,6 +91,8 @@ class Contract:
         self.parts = Parts([])  # what the State consisted of at the last look
         self.required: list[nn.Parameter] = []
         self.others: list[nn.Parameter] = []
+        self.summed = self.required
+        self.sharded: list[nn.Parameter] = []
         self._loose: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []  # all
         self._flags: list[bool] = []  # which of them require a gradient
@@ -118,6 +122,8 @@ class Contract:
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
+        if self._state.sharded is not None:
+            self._state.sharded.gather_no_more()
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*self.parts.held, *self._loose):
             if not self._left or id(parameter) not in self._left:
@@ -186,6 +192,8 @@ class Contract:
 
     def end_pass(self) -> None:
         """After them. Raises UsageError for parameters that the function has changed."""
+        if self._state.sharded is not None:
+            self._state.sharded.gather_no_more()
         if list(map(_REQUIRES_GRAD, self._parameters)) != self._flags:
             self._check_flags()
         owned = self.parts.owned
@@ -214,6 +222,8 @@ class Contract:
         The lists are those of the last look where nothing has changed. Raises UsageError for
         trained parameters that no object of the State saves.
         """
+        if self._state.sharded is not None:
+            self._state.sharded.gather_no_more()
         before, self.parts = self.parts, self._state.parts()
         if before is not self.parts:
             self._check_parameters()
@@ -222,7 +232,9 @@ class Contract:
         if before is not self.parts or flags != self._flags:
             self._flags, trained = flags, self.parts.trained
             self.required = list(compress(trained, flags))
-            self.others = list(compress(self.parts.idle, flags[len(trained) :]))
+            self.others = whole_of(list(compress(self.parts.idle, flags[len(trained) :])))
+            self.summed = whole_of(self.required)
+            self.sharded = [p for p in self.required if is_sharded(p)]
             held = set(map(id, self.parts.held))
             self._loose = [*(p for p in self.required if id(p) not in held), *self.others]
 

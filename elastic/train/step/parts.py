@@ -25,6 +25,7 @@ from elastic.reduce.exchange import Exchange, decode, encode
 from elastic.reduce.gradients import Gradients
 from elastic.system.clock import Clock, SystemClock
 from elastic.train.groups import ProcessGroups
+from elastic.train.sharded.sums import strides
 from elastic.train.state.state import State
 from elastic.train.step.buffers import Buffers, Contents
 from elastic.train.step.contract import Contract
@@ -135,7 +136,9 @@ class StepParts:
         self.exchange = Exchange(
             shards=shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
         )
-        self.contract = Contract(state)
+        self.contract, self.sharded = Contract(state), state.sharded
+        if self.sharded is not None:
+            self.exchange.divide(strides(shards, groups.world_size))
         self.gradients = Gradients(self.contract, self.exchange)
         self.buffers = Buffers(state, shards, self.device)
         self.forms = AgreedForms(groups)
@@ -188,7 +191,8 @@ class StepParts:
                 self.agreement.read(words[exchange.shards :], undo=self.buffers.load)
         self.gradients.assign(list(used))
         if self.collected is not None and self.collected.step == number:
-            named = ((self.contract.name_of(each), each) for each in self.gradients.parameters)
+            those = [*self.gradients.parameters, *self.contract.sharded]
+            named = ((self.contract.name_of(each), each) for each in those)
             self.collected.add(losses, named)
         if total is not None:
             self._end_buffers(number, total, signs, after)
@@ -206,7 +210,7 @@ class StepParts:
         words = torch.tensor([0] * self.exchange.shards + signed, dtype=torch.int64, device=self.device)
         if own:
             numbers = torch.cat([each.reshape(1).to(self.device, torch.float64) for each in own])
-            words[shards.start : shards.stop] = numbers.view(torch.int64)
+            words[shards.start : shards.stop : shards.step] = numbers.view(torch.int64)
         return words
 
     def _sum_buffers(self, after: dict[int, Contents]) -> Tensor | None:

@@ -157,6 +157,7 @@ class Step:
         dtype = torch.int64 if form.dtype in INTEGERS else form.dtype
         summands = ((shard, output.detach()) for shard, output in outputs.items())
         copies = {shard: each.to(dtype, copy=True).contiguous() for shard, each in summands}
+        copies.pop(self.shards, None)
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
@@ -195,13 +196,15 @@ class Step:
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
+        if self._parts.sharded is not None:
+            self._parts.sharded.check_direct()
         for parameter in direct:
             parameter.grad = None
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
             # Activation checkpointing computes the forward again, from what the buffers are.
             self._parts.buffers.load(self._buffers_after.get(batch.shard))
-            gradients.before_backward(batch.shard)
+            self._begin_backward(batch.shard)
             self._sums.backward(self._sums.outputs_of(batch.shard))
             self._end_backward(batch.shard)
         if self.audit is not None:
@@ -232,7 +235,7 @@ class Step:
         self._begin_gradients(scaler)
         losses: dict[int, Tensor] = {}
         for batch, loss in self._forward(function, check_loss):
-            self._parts.gradients.before_backward(batch.shard)
+            self._begin_backward(batch.shard)
             backward(loss)
             self._end_backward(batch.shard)
             # Read at the end of the step, by when another call may have used its memory again.
@@ -243,10 +246,22 @@ class Step:
         self._parts.contract.end_computation()
         return outcome.loss
 
+    def _begin_backward(self, shard: int) -> None:
+        if self._parts.sharded is not None:
+            self._parts.sharded.begin_round()
+        if shard < self.shards:
+            self._parts.gradients.before_backward(shard)
+
     def _end_backward(self, shard: int) -> None:
         """After that of one own shard, whose gradients join the sum."""
         if self.fault_point is not None:
             self.fault_point("backward")
+        if self._parts.sharded is not None:
+            self._parts.sharded.end_round(self._parts.contract.sharded)
+        if shard == self.shards:  # a filler, which only the sharded modules of other ranks need
+            for parameter in self._parts.gradients.parameters:
+                parameter.grad = None
+            return
         self._parts.gradients.after_backward(shard)
         if self.audit is not None and self.audit.own == shard and shard in self._buffers_after:
             self._parts.buffers.check_backward(self._buffers_after[shard])
@@ -327,7 +342,10 @@ class Step:
             is_audited = audit is not None and shard == audit.own
             if is_audited and audit is not None:
                 audit.first.begin(call, batch)
-            output = check(self._compute(call, batch))
+            output = self._compute(call, batch)
+            if self._parts.sharded is not None:
+                self._parts.sharded.check_output(output)
+            check(output)
             if buffers.is_any:
                 self._buffers_after[shard] = buffers.save()
             if is_audited and audit is not None:
@@ -348,6 +366,10 @@ class Step:
         self._parts.contract.begin_computation(scaler)
         shown = () if self.audit is None else (self.audit.own, self.audit.first.add_gradient)
         self._parts.gradients.begin_computation(*shown)
+        if self._parts.sharded is not None:
+            self._parts.sharded.begin_computation(
+                self._parts.exchange, () if self.audit is None else self.audit.shards
+            )
 
     def _ask(self, number: int) -> Requests:
         if self.fault_point is not None:
@@ -357,6 +379,8 @@ class Step:
     def _finish(self, loss: Tensor | None, losses: dict[int, Tensor]) -> StepOutcome:
         """Loss and losses: see StepParts.end."""
         parts, buffers = self._parts, self._buffers_after
+        for of_shards in (losses, buffers):
+            of_shards.pop(self.shards, None)
         before = self.outcome
         outcome = parts.end(self.number, loss, losses, buffers, self._ask)
         if before is not None:

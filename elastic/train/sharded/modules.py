@@ -1,0 +1,196 @@
+"""`run.fully_shard` is torch's FSDP2 with this run's ranks and sums.
+
+It shards at every world size, also at one, so that a state is cut and a policy acts alike. A
+sharded module's collectives go through a process group of their own: those of the run may be under
+way in another thread.
+
+It does not promise that what a recipe computes across the rows of sharded tensors by itself (a norm
+of weights, a quantile) has the same bits at every world size: DTensor adds ranks up in its own
+order. torch's clip_grad_norm_ does so in every recipe, and is refused by name.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined] # public by its documentation
+
+from elastic.data.loader import Batch
+from elastic.errors import UsageError
+from elastic.reduce.exchange import Exchange, all_gather, peers_may_die
+from elastic.snapshot.sharded import is_sharded
+from elastic.train.groups import ProcessGroups
+from elastic.train.sharded.sums import ModuleSums, Round, Rounds, rounds
+
+WORDS = 1 << 64
+OPTIONS = {"reshard_after_forward", "mp_policy", "ignored_params"}
+
+
+class ShardedModules:
+    """The sharded modules of one rank, and the rounds in which their gradients are added up."""
+
+    def __init__(self, groups: ProcessGroups, shards: int) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        self._groups = groups
+        self._modules: list[Any] = []
+        self._of = Rounds(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
+        self._left: list[Round] = []  # of the computation under way
+        self.ids: dict[int, nn.Parameter] = {}  # all sharded parameters, by their id
+        self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
+        if not dist.is_initialized():  # in plain python
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        with peers_may_die("the opening of the group"):
+            group = dist.new_group(backend="gloo" if groups.gradients is None else "nccl")
+        assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
+        self._mesh = DeviceMesh.from_group(group, groups.device.type)
+        _refuse_torch_clipping()
+
+    def add(self, module: Any, options: dict[str, Any]) -> Any:
+        """Shard it. Raises UsageError, and what torch raises."""
+        from torch.distributed.fsdp import fully_shard
+
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise UsageError(
+                f"run.fully_shard({unknown[0]}=...): expected no options but {', '.join(sorted(OPTIONS))}; the run itself has the mesh, and cuts rows"
+            )
+        if not isinstance(options.get("reshard_after_forward"), bool | None):
+            raise UsageError(
+                "run.fully_shard(reshard_after_forward=...): expected True, False or None, found a number of ranks"
+            )
+        parts = module if isinstance(module, Sequence) else [module]
+        found = fully_shard(module, mesh=self._mesh, **options)
+        every = {id(p): p for part in parts for p in part.parameters() if is_sharded(p)}
+        own = {name: p for name, p in every.items() if name not in self.ids}
+        self.ids |= own
+        sums = ModuleSums(
+            f"sharded module {len(self._modules)} ({type(parts[0]).__name__})", [*own.values()], self._of
+        )
+        first = parts[0]
+        first.set_gradient_divide_factor(1.0)  # a loss is divided by the shards already
+        first.set_force_sum_reduction_for_comms(True)
+        for parameter in own.values():
+            parameter.register_post_accumulate_grad_hook(self._given.append)
+        if own:
+            first.set_custom_all_gather(_Gather(self._of.waiting))
+            first.set_custom_reduce_scatter(sums)
+            if self._of.world_size == 1:
+                first.set_all_reduce_hook(sums.alone)
+        self._modules.append(first)
+        return found
+
+    def gather_no_more(self) -> None:
+        """The modules hold their own rows again, as parameters and optimizers know them.
+
+        After a forward without a backward FSDP leaves some of them whole.
+        """
+        for module in self._modules:
+            module.reshard()
+
+    # One computation of a step.
+
+    def with_filler(self, load: Callable[[], list[Batch]], shard: Callable[[int], Batch]) -> list[Batch]:
+        """The batches of a step's own shards, and first those that fill rounds in which this rank
+        has no shard: as a shard beyond the last. shard: loads one, by its number.
+        """
+        batches = load()
+        missing = -(-self._of.shards // self._of.world_size) - len(batches)
+        return [*(replace(shard(batches[0].shard), shard=self._of.shards) for _ in range(missing)), *batches]
+
+    def begin_computation(self, exchange: Exchange, audited: Sequence[int]) -> None:
+        self._left = rounds(exchange.spans, is_reversed=exchange.is_reversed)
+        self._of.audited, self._of.checksums = frozenset(audited), {}
+        self._given.clear()
+
+    def begin_round(self) -> None:
+        self._of.now, *self._left = self._left
+        self._of.is_last = not self._left
+        self._given.clear()
+
+    def end_round(self, parameters: list[nn.Parameter]) -> None:
+        """parameters: the sharded ones that require a gradient; the last round leaves theirs."""
+        if len(set(map(id, self._given))) < len(self._given):
+            self._refuse_direct()
+        if not self._of.is_last:
+            for parameter in parameters:
+                parameter.grad = None
+
+    def check_output(self, output: Any) -> None:
+        """Of the recipe's function. Raises UsageError."""
+        if is_sharded(output):
+            self._refuse_direct()
+
+    def check_direct(self) -> None:
+        """After a backward that passed no sharded module."""
+        if self._given:
+            self._refuse_direct()
+
+    def _refuse_direct(self) -> NoReturn:
+        raise UsageError(
+            "expected sharded parameters in a forward of their module alone, found a term of the loss that uses them by itself (a penalty); "
+            "take weight_decay, or compute the term in that forward"
+        )
+
+    def audited(self) -> dict[int, dict[str, int]]:
+        """The checksums of all rows of the gradients of the audited shards, by module."""
+        return self._whole(self._of.checksums)
+
+    def again(self, shards: Sequence[int], backward: Callable[[], None]) -> dict[int, dict[str, int]]:
+        """The same, of a backward in which each rank computes one of these shards again."""
+        of, was = self._of, (self._of.now, self._of.is_last, self._of.checksums)
+        of.now, of.is_last, of.is_added, of.checksums = tuple(shards), False, False, {}
+        backward()
+        found = self._whole(of.checksums)
+        (of.now, of.is_last, of.checksums), of.is_added = was, True
+        return found
+
+    def _whole(self, checksums: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
+        mine = [(shard, name, words) for shard, of_one in checksums.items() for name, words in of_one.items()]
+        found: dict[int, dict[str, int]] = {}
+        for shard, name, words in chain.from_iterable(self._groups.all_gather(mine)):
+            of_one = found.setdefault(shard, {})
+            of_one[name] = (of_one.get(name, 0) + words) % WORDS
+        return found
+
+
+class _Gather:
+    def __init__(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        self._waiting = waiting
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        with self._waiting(), peers_may_die("a gather of parameters"):
+            return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+def _refuse_torch_clipping() -> None:
+    """Its norm depends on the world size. Recipes have imported it by name: what it calls is
+    replaced.
+    """
+    clip: Any = torch.nn.utils.clip_grad
+    if hasattr(clip, "_get_total_norm"):
+        clip._get_total_norm = _refusing(clip._get_total_norm)  # noqa: SLF001 - of torch 2.6 and later
+
+
+def _refusing(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def checked(tensors: Any, *arguments: Any, **named: Any) -> Tensor:
+        listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if any(map(is_sharded, listed)):
+            raise UsageError(
+                "torch.nn.utils.clip_grad_norm_: expected gradients that are not sharded, found some whose norm would depend on the number of workers; "
+                "call elastic.clip_grad_norm_(model.parameters(), max_norm)"
+            )
+        return norm(listed, *arguments, **named)
+
+    return checked

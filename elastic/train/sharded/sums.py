@@ -1,0 +1,141 @@
+"""The gradient of a sharded parameter is the tree sum over all shards, whichever rank holds a row.
+
+FSDP2 reduces the gradients of one sharded module, flat, after each backward, over the shards that
+the ranks compute at the same time. Here each rank receives its rows of each of these gradients
+(all-to-all), and adds them up as leaves of the tree (reduce/tree.py), in float32 at least; the sum
+is rounded once, to the dtype that the policy reduces in. In all backwards but the last, FSDP gets
+zeros, which the step drops.
+
+So that a rank holds about log2 of the shards in partial sums of its own rows, shards are dealt in
+strides: the ranks compute neighbouring shards at the same time (`rounds`). All ranks take part in
+each round, since a sharded forward gathers parameters from all of them. A rank that has no shard of
+its own left computes one once more, first of all, and nobody adds what it gives (FILLER).
+
+An audit is one round more, in which each rank computes a shard of another one. Its rows are
+compared by their checksums where they lie, and never sent.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from elastic.errors import UsageError
+from elastic.reduce.exchange import peers_may_die
+from elastic.reduce.tree import Stack, fold
+from elastic.snapshot.image import device_bytes
+
+Round = tuple[int | None, ...]  # the shard that each rank computes, None where it is a filler
+WORD_BYTES = 8
+
+
+def rounds(spans: Sequence[range], *, is_reversed: bool = False) -> list[Round]:
+    """What the ranks compute at the same time, one round after another."""
+    most = max(map(len, spans))
+    of_ranks = [[None] * (most - len(own)) + list(own[::-1] if is_reversed else own) for own in spans]
+    return list(zip(*of_ranks, strict=True))
+
+
+def strides(shards: int, world_size: int) -> list[range]:
+    """The shards of each rank."""
+    return [range(rank, shards, world_size) for rank in range(world_size)]
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Where the ranks are in a computation.
+
+    shards: of a global batch. waiting: around each wait for other ranks. now: the round under way.
+    is_added: whether its shards are, which an audit's are not; is_last: whether it ends the sums.
+    audited: shards whose gradients get checksums: `checksums`, of this rank's rows, by shard and
+    the name of a module.
+    """
+
+    shards: int
+    world_size: int
+    waiting: Callable[[], AbstractContextManager[None]]
+    now: Round = ()
+    is_added: bool = True
+    is_last: bool = False
+    audited: frozenset[int | None] = frozenset()
+    checksums: dict[int, dict[str, int]] = field(default_factory=dict)
+
+
+class ModuleSums:
+    """The sums of one sharded module's gradients; FSDP calls it in place of its reduce-scatter."""
+
+    def __init__(self, name: str, parameters: list[nn.Parameter], of: Rounds) -> None:
+        """parameters: those that are sharded with this module, and with none inside it."""
+        self.name = name
+        self._parameters = parameters
+        self._of = of
+        self._stack: Stack[Tensor] = Stack(Tensor.add_)
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, *_: Any, **__: Any
+    ) -> None:
+        """input_tensor: the whole gradients, cut into one piece for each rank. output_tensor: takes
+        the sum of this rank's piece over all shards.
+        """
+        self._check(input_tensor)
+        received = torch.empty_like(input_tensor)
+        with self._of.waiting(), peers_may_die("the sum of sharded gradients"):
+            dist.all_to_all_single(received, input_tensor, group=group)
+        self._add(received, output_tensor)
+
+    def alone(self, output: Tensor) -> None:
+        """The same with one worker, whose reduce-scatter FSDP leaves out."""
+        self._check(output)
+        self._add(output.clone(), output)
+
+    def _check(self, gradients: Tensor) -> None:
+        size = self._of.world_size
+        wanted = [p for p in self._parameters if p.requires_grad]
+        expected = sum(-(-p.shape[0] // size) * size * p[0].numel() for p in wanted)
+        if gradients.numel() != expected:
+            raise UsageError(
+                f"{self.name}: expected a gradient of each of its {len(wanted)} parameters in every shard, found none of some; "
+                "freeze a parameter that no loss needs, or shard its layer by itself"
+            )
+
+    def _add(self, received: Tensor, output: Tensor) -> None:
+        of = self._of
+        for shard, piece in zip(of.now, received.chunk(len(of.now)), strict=True):
+            if shard is None:
+                continue
+            if shard in of.audited:
+                of.checksums.setdefault(shard, {})[self.name] = words_of(piece)
+            if of.is_added:
+                self._stack.push((shard, 1), wide(piece))
+        if of.is_last:
+            output.copy_(fold(self._stack.parts, of.shards, Tensor.add_))
+            self._stack = Stack(Tensor.add_)
+            return
+        output.zero_()
+        memory = received.untyped_storage().data_ptr()
+        for block, part in self._stack.parts.items():
+            if part.untyped_storage().data_ptr() == memory:  # of all ranks' pieces, for this one
+                self._stack.parts[block] = part.clone()
+
+
+def wide(numbers: Tensor) -> Tensor:
+    return numbers.float() if numbers.itemsize < torch.float32.itemsize else numbers
+
+
+def words_of(numbers: Tensor) -> int:
+    """The sum of the 64-bit words of a contiguous tensor, on its device."""
+    data = device_bytes(numbers)
+    missing = -data.numel() % WORD_BYTES
+    padded = (
+        torch.nn.functional.pad(data, (0, missing)) if missing or data.storage_offset() % WORD_BYTES else data
+    )
+    return int(padded.view(torch.int64).sum()) if data.numel() else 0

@@ -1,0 +1,118 @@
+"""A small sharded recipe: clipping, dropout, checkpointed activations, an evaluation, two passes.
+
+--replicated trains without run.fully_shard. --fault: a mistake that must be found, or refused.
+TINY_GATES: as in tiny.py.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny import wait_at_gate
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+import elastic
+
+
+class Block(nn.Module):
+    """Its sizes are no multiples of the number of workers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(width, 37), nn.Linear(37, width), nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = checkpoint(lambda y: self.down(self.up(y).relu()), x, use_reentrant=False)
+        out: Tensor = x + nn.functional.dropout(self.norm(mixed), 0.1, self.training)
+        return out
+
+
+class Forgetful(torch.autograd.Function):
+    """Its gradient depends on how often this process has asked for it."""
+
+    count = 0
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        Forgetful.count += 1
+        return gradient * (1 + Forgetful.count * 1e-3)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--replicated", action="store_true")
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--sums", action="store_true")
+    parser.add_argument("--leave", type=int, default=0)
+    return parser.parse_args()
+
+
+def built(run: elastic.Run, asked: argparse.Namespace) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(19, 13), Block(13), Block(13), nn.Linear(13, 5))
+    if asked.fault == "unused":
+        model[1].register_parameter("unused", nn.Parameter(torch.ones(3)))
+    if not asked.replicated:
+        shard = fully_shard if asked.fault == "torch" else run.fully_shard
+        for block in model[1:3]:
+            shard(block)
+        shard(model)
+    return model
+
+
+def main() -> None:
+    asked = arguments()
+    run = elastic.start(seed=3, global_batch=16, shards=4)
+    gates = Path(os.environ.get("TINY_GATES", "no gates"))
+    draw = torch.Generator().manual_seed(1)
+    samples = TensorDataset(torch.randn(160, 19, generator=draw), torch.randint(5, (160,), generator=draw))
+    model = built(run, asked)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if asked.fault == "optimizer":
+        optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
+    state = elastic.State(model=model, optimizer=optimizer)
+
+    def loss(batch: elastic.Batch) -> Tensor:
+        x, y = batch.data
+        scores = model(x)
+        if asked.fault == "memory":
+            scores = Forgetful.apply(scores)
+        found = nn.functional.cross_entropy(scores, y)
+        if asked.fault == "penalty":
+            found = found + 1e-3 * sum(p.square().sum() for p in model[1].parameters())
+        return found
+
+    def moments(batch: elastic.Batch) -> Tensor:
+        scores = model(batch.data[0]).double()
+        return torch.stack([scores.sum(0), scores.square().sum(0)])
+
+    for step in run.steps(run.data(samples, epochs=2), state):
+        wait_at_gate(gates, step.number, run.rank)
+        if asked.sums:
+            mean, square = step.sum(moments) / step.global_batch
+            step.backward((square - mean.square() - 1).square().sum())
+        else:
+            step.mean_loss(loss)
+        clip = torch.nn.utils.clip_grad_norm_ if asked.fault == "clip" else elastic.clip_grad_norm_
+        step.log(norm=clip(model.parameters(), 0.5))
+        optimizer.step()
+        if step.ends_epoch:
+            right = run.evaluate(
+                samples, lambda batch: (model(batch.data[0]).argmax(1) == batch.data[1]).sum(), batch_size=50
+            )
+            step.log(right=right)
+        if step.number == asked.leave:
+            break
+    run.evaluate(samples, lambda batch: model(batch.data[0]).sum(), batch_size=50)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A sharded run has the bits of the replicated one, at every world size and whatever dies."""
+
+import sys
+
+import pytest
+
+RECIPE = "sharded.py"
+EVERY_STEP = "--snapshot-every", "1"
+
+
+@pytest.fixture
+def replicated(reference, recipes):
+    """The run of the same recipe without run.fully_shard, with one worker."""
+
+    def run(*arguments):
+        name = "-".join(("replicated", *(each.strip("-") for each in arguments)))
+        return reference(name, recipe=recipes / RECIPE, arguments=("--replicated", *arguments))
+
+    return run
+
+
+@pytest.fixture
+def starts(drill, recipes):
+    def start(*options, arguments=()):
+        return drill.start(*options, recipe=recipes / RECIPE, arguments=arguments)
+
+    return start
+
+
+def is_like(drill, expected):
+    """All but the recipe's arguments, which are no part of the trajectory."""
+    assert drill.values("run_finished", "digest") == [(expected.digest,)], drill.output
+
+
+@pytest.mark.parametrize("workers", ["1", "2", "3", "4"])
+@pytest.mark.parametrize("arguments", [(), ("--sums",)], ids=["mean", "sums"])
+def test_it_has_the_digest_of_the_replicated_run(drill, starts, replicated, workers, arguments):
+    """Three workers have two shards at most, and one of them fills a round. Each audits."""
+    starts("--nproc-per-node", workers, "--audit", "3steps", arguments=arguments).ends_with(0)
+    is_like(drill, replicated(*arguments))
+    _, report = drill.inspects("report", drill.run.url)
+    assert (report["audits"]["done"], report["audits"]["failed"]) == (6, 0)
+
+
+def test_a_killed_worker_costs_no_step(drill, starts, replicated):
+    drill.shut(7)
+    agent = starts("--nproc-per-node", "3", *EVERY_STEP)
+    drill.stands(7, ranks=3)
+    drill.kill_worker(1, generation=1)
+    drill.open(7)
+    agent.ends_with(0)
+    is_like(drill, replicated())
+    _, report = drill.inspects("report", drill.run.url)
+    assert report["lost_steps"] == 0
+
+
+def test_a_node_joins_and_another_leaves(drill, starts, replicated):
+    """The step before each change is done again by the new group, and compared."""
+    drill.shut(5, 12)
+    options = ("--max-nodes", "2", "--rehearse", "1000", *EVERY_STEP)
+    first = starts(*options)
+    drill.stands(5, ranks=1)
+    second = starts(*options)
+    drill.happens("drain_requested")
+    drill.open(5)
+    drill.stands(12, ranks=2)
+    first.signal(15)
+    drill.waits_for(lambda: len(drill.events("drain_requested")) > 1, "the drain")
+    drill.open(12)
+    first.ends_with(75)
+    second.ends_with(0)
+    is_like(drill, replicated())
+    assert drill.values("overlapped", "verdict") == [("alike",), ("alike",)]
+
+
+def test_another_number_of_workers_resumes_a_checkpoint(drill, starts, replicated):
+    drill.shut(9)
+    agent = starts("--nproc-per-node", "2")
+    drill.drains(agent, 9, ranks=2)
+    starts("--nproc-per-node", "3").ends_with(0)
+    is_like(drill, replicated())
+    assert drill.values("restored", "step", "source")[-1] == (9, "checkpoint")
+
+
+def test_a_rehearsal_deals_shards_anew(drill, starts, replicated):
+    starts("--nproc-per-node", "3", "--rehearse", "5", *EVERY_STEP).ends_with(0)
+    is_like(drill, replicated())
+    assert {verdict for (verdict,) in drill.values("rehearsed", "verdict")} == {"alike"}
+
+
+def test_the_recipe_leaves_its_loop_early(drill, starts, replicated):
+    starts("--nproc-per-node", "2", arguments=("--leave", "6")).ends_with(0)
+    is_like(drill, replicated("--leave", "6"))
+
+
+def test_an_audit_finds_a_backward_with_a_memory(drill, starts):
+    """Only gradients differ, of which each rank has some rows."""
+    agent = starts("--nproc-per-node", "2", "--audit", "2steps", arguments=("--fault", "memory"))
+    agent.ends_with(1)
+    assert "the gradient of sharded module" in agent.output
+
+
+REFUSED = {
+    "clip": "call elastic.clip_grad_norm_",
+    "optimizer": "expected an optimizer that updates each number by itself",
+    "penalty": "found a term of the loss that uses them by itself",
+    "unused": "expected a gradient of each of its",
+    "torch": "shard its module by run.fully_shard",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_would_depend_on_the_world_size_is_refused(drill, starts, fault):
+    agent = starts("--nproc-per-node", "2", arguments=("--fault", fault))
+    agent.ends_with(2)
+    assert REFUSED[fault] in agent.output
+
+
+def test_under_torchrun_the_script_ends_well(drill, recipes):
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        str(recipes / RECIPE),
+    ]
+    drill.execute(words, {"ELASTIC_RUN_DIR": drill.run.url}).ends_with(0)
