@@ -40,8 +40,8 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
-# Run every scenario on containers. Needs root, and installs missing programs with apt. NAMES="zombie undisturbed": only these. NAMES=--quick: one of each kind. STANDBY=on: with standby workers.
-export STANDBY
+# Run every scenario on containers. Needs root, and installs missing programs with apt. NAMES="zombie undisturbed": only these. NAMES=--quick: one of each kind. STANDBY=on: with standby workers; SHARDED=on: with run.fully_shard.
+export STANDBY SHARDED
 cluster: $(READY)
 	$(BIN)/python tests/cluster/run.py $(NAMES)
 

@@ -15,6 +15,7 @@ class Side(Enum):
 
     OURS = "ours"
     PLAIN = "plain"  # one process, which accumulates over micro-batches
+    FSDP = "FSDP2"  # fully_shard under torchrun
     DDP = "DDP"  # DistributedDataParallel under torchrun, micro-batches accumulated without syncs
 
 
@@ -24,8 +25,10 @@ MODELS = {
     "resnet18": "ResNet-18, 32x32",
     "resnet50": "ResNet-50, 224x224",
     "gpt": "GPT, 10 M",
+    "shard": "GPT, 10 M, sharded",
     "wide": "MLP, hidden 1024",
 }
+SHARDED = "shard"
 WIDE = "wide"  # the model of which only memory is measured
 WORKERS = (1, 2, 4)
 SHARDS = (1, 4)
@@ -71,6 +74,8 @@ class Cell:
     @property
     def sides(self) -> tuple[Side, ...]:
         """Ours first."""
+        if self.model == SHARDED:
+            return Side.OURS, Side.FSDP
         if self.workers > 1:
             return Side.OURS, Side.DDP
         # DistributedDataParallel with one worker: its own cost, without messages.
@@ -90,6 +95,8 @@ AIMS = {
     "gpt-1w-4s-fp32": 1.03,
     "gpt-2w-1s-fp32": 1.03,
     "mlp64-2w-1s-fp32": 1.3,
+    "shard-2w-1s-fp32": 1.10,
+    "shard-2w-4s-fp32": 1.10,
 }
 WITH_ALL = (
     Cell(model="mlp64", workers=1, shards=1),
@@ -111,6 +118,8 @@ CHOSEN = (
     Cell(model="mlp64", workers=2, shards=1),
     Cell(model="gpt", workers=1, shards=4),
     Cell(model="gpt", workers=2, shards=1),
+    Cell(model="shard", workers=2, shards=1),
+    Cell(model="shard", workers=2, shards=4),
     Cell(model="resnet50", workers=1, shards=1),
     Cell(model="resnet50", workers=2, shards=1),
     Cell(model="resnet18", workers=1, shards=1),

@@ -34,9 +34,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one program did. Bytes are of one worker; those of a GPU's memory are 0 without one."""
+    """What one program did. Peaks are of one worker; those of a GPU's memory are 0 without one."""
 
     turns: Sequence[Turn]
+    sent_bytes_per_s: float
     peak_bytes: int
     device_bytes: int
 
@@ -65,7 +66,7 @@ def measure(cell: Cell, pace: Pace) -> Result:
         _wait_for_steps(programs, WARM_UP_STEPS)
         for program in programs:
             program.turn(WARM_UP_S, pace.least_steps)
-            program.processor_s = 0.0
+            program.processor_s, program.sent_bytes, program.trained_s = 0.0, 0, 0.0
         others_share = _take_turns(programs, pace)
         return Result(cell=cell, measured=_measured(programs), others_share=others_share)
 
@@ -116,6 +117,7 @@ def _measured(programs: Sequence[Program]) -> dict[Side, Measured]:
     return {
         program.side: Measured(
             turns=program.turns,
+            sent_bytes_per_s=program.sent_bytes / max(program.trained_s, 1e-9),
             peak_bytes=program.peak_bytes(),
             device_bytes=program.ends.device_bytes,
         )

@@ -98,8 +98,16 @@ WORKLOADS = {
     "resnet18": Workload(make=lambda: resnet("resnet18", 10), noise=images(32), samples=8, steps=100),
     "resnet50": Workload(make=lambda: resnet("resnet50", 10), noise=images(224), samples=2, steps=20),
     "gpt": Workload(make=Gpt, noise=tokens, samples=2, steps=100),
+    "shard": Workload(make=Gpt, noise=tokens, samples=2, steps=100),
     "wide": Workload(make=lambda: mlp(1024, layers=10), noise=vectors, samples=1, steps=100),
 }
+
+
+def shard(model: nn.Module, fully_shard: Callable[[nn.Module], object]) -> None:
+    assert isinstance(model, Gpt)
+    for block in model.blocks.layers:
+        fully_shard(block)
+    fully_shard(model)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -1,7 +1,7 @@
 """The script of benchmarks/steady.py without elastic-train. It has no end.
 
 Arguments: model, micro-batches of a worker, precision, file for the moments at which steps end.
-Under torchrun it trains with DistributedDataParallel, elsewhere alone.
+Under torchrun it trains with DistributedDataParallel or with FSDP2, elsewhere alone.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from steady_models import WORKLOADS, loss_of, optimizer_of
+from steady_models import WORKLOADS, loss_of, optimizer_of, shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -30,7 +31,10 @@ model: torch.nn.Module = workload.model().to(device)
 syncs: Any = None
 if dist.is_torchelastic_launched():
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    syncs = model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    if name == "shard":
+        shard(model, fully_shard)
+    else:
+        syncs = model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 optimizer = optimizer_of(syncs.module if syncs is not None else model)
 dataset = workload.dataset(micro_batches * world_size)
 sampler: DistributedSampler[Any] = DistributedSampler(

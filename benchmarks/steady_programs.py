@@ -89,7 +89,7 @@ def command(side: Side, cell: Cell, folder: Path) -> Command:
             words += ["--", cell.model, shards, cell.precision]
         case Side.PLAIN:
             words = [sys.executable, *plain]
-        case Side.DDP:
+        case Side.DDP | Side.FSDP:
             words = [BIN / "torchrun", "--standalone", f"--nproc-per-node={cell.workers}", *plain]
     return Command(side=side, workers=cell.workers, words=words, folder=folder, lines=lines)
 
@@ -113,6 +113,7 @@ class Program:
         self.side, self._num_workers = started.side, started.workers
         self.turns: list[Turn] = []
         self.processor_s = 0.0  # of all its processes, in its turns
+        self.sent_bytes, self.trained_s = 0, 0.0  # by workers to each other, in its turns
         self._folder, self._printed = started.folder, started.folder / "printed"
         self.ends = StepEnds(started.lines)
         with self._printed.open("w") as out:
@@ -133,7 +134,7 @@ class Program:
 
         Raises Ended.
         """
-        before_s = self._processor_s()
+        before_s, sent_bytes = self._processor_s(), processes.sent_bytes()
         processes.send(processes.family(self._process.pid), signal.SIGCONT)
         began_s, until_s = time.time(), time.monotonic() + LIMIT_S
         time.sleep(turn_s)
@@ -147,6 +148,8 @@ class Program:
         self.stop()
         self.check(until_s)
         self.processor_s += self._processor_s() - before_s
+        self.sent_bytes += processes.sent_bytes() - sent_bytes
+        self.trained_s += time.time() - began_s
         if self.ends.is_disturbed:
             raise Ended(f"{self.side.value} did not go on undisturbed:\n{self._last_words()}")
         return found
@@ -168,7 +171,7 @@ class Program:
                 found = [event.event.pid for event in of_kind(events, WorkerStarted)]
             case Side.PLAIN:
                 found = [self._process.pid]
-            case Side.DDP:
+            case Side.DDP | Side.FSDP:
                 found = processes.family(self._process.pid)[:-1]
         if len(found) != self._num_workers:
             raise Ended(

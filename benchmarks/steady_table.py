@@ -20,6 +20,7 @@ TIME = (
     "half of the pairs",
     "pairs",
     "peak, MB",
+    "sent, MB",
     "others",
 )
 MEMORY = ("peak memory of a worker, without snapshots", "ours, MB", "plain, MB", "more, in gradients")
@@ -27,7 +28,7 @@ EXPLAINED = (
     "ratio: the median over neighbouring turns, of the mean seconds of a step, with its standard error."
     " aim: what it should be at most."
     " peak: resident memory of the worker with the most, ours / the other's; ours has snapshots in it, in memory that"
-    " is shared with the agent. others: share of the processors' time that other programs took in the turns."
+    " is shared with the agent. sent: by all workers through the network interface of this machine, a step. others: share of the processors' time that other programs took in the turns."
 )
 
 
@@ -98,6 +99,7 @@ def _time_rows(result: Result) -> list[tuple[str, ...]]:
             f"{ratio.lower:.3f} to {ratio.upper:.3f}",
             str(ratio.pairs),
             f"{_peak(own)} / {_peak(other)}",
+            f"{_sent(own)} / {_sent(other)}",
             f"{result.others_share or 0.0:.0%}",
         )
         rows.append(row)
@@ -116,6 +118,11 @@ def _aim(found: float, aim: float | None) -> str:
 
 def _ms(measured: Measured) -> str:
     return f"{statistics.median(turn.step_s for turn in measured.turns) * 1e3:.4g}"
+
+
+def _sent(measured: Measured) -> str:
+    step_s = statistics.median(turn.step_s for turn in measured.turns)
+    return f"{measured.sent_bytes_per_s * step_s / 1e6:.3g}"
 
 
 def _peak(measured: Measured) -> str:

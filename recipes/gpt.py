@@ -8,6 +8,7 @@ Architecture: Radford et al., Language Models are Unsupervised Multitask Learner
 a thousandth of its size.
 
     elastic-train recipes/gpt.py                            # two minutes on two cores
+    elastic-train recipes/gpt.py --nproc-per-node 2 -- --shard
     elastic-train recipes/gpt.py -- --text shakespeare.txt --layers 6 --width 384 --context 256 \
         --global-batch 64 --steps 5000 --bf16 --compile
 """
@@ -51,6 +52,7 @@ class Settings:
     sample: int = option(300, "characters to write at the end")
     bf16: bool = option(False, "autocast the forward pass to bfloat16")
     compile: bool = option(False, "torch.compile the model")
+    shard: bool = option(False, "cut model and optimizer state over the workers (FSDP2)")
 
     @staticmethod
     def parse(arguments: Sequence[str] | None = None) -> "Settings":
@@ -186,6 +188,10 @@ def main() -> None:
     text = Text.read(settings.text)
     run = elastic.start(seed=settings.seed, global_batch=settings.global_batch, shards=settings.shards)
     model = GPT(settings, len(text.alphabet)).to(run.device)
+    if settings.shard:
+        for block in model.blocks[1:-1]:
+            run.fully_shard(block)
+        run.fully_shard(model)
     scores_of: Callable[[Tensor], Tensor] = torch.compile(model) if settings.compile else model
     matrices, others = ([p for p in model.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False))
     groups = [
@@ -215,7 +221,7 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = lr
         loss = step.mean_loss(lambda batch: losses_of(batch.data, "mean"))
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        norm = elastic.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
         step.log(loss=loss, lr=lr, norm=norm)
         if step.number % settings.validate_every == 0:
@@ -224,8 +230,9 @@ def main() -> None:
             run.print(json.dumps({"step": step.number, "loss": loss, "bits": bits}))
 
     bits, known = held_out_bits(), text.letter_frequency_bits
-    if run.is_first:
-        print(write(model, text, settings, run.device))
+    written = write(model, text, settings, run.device)  # a sharded model writes on all workers together
+    run.print(written)
+    if run.is_first and not settings.shard:  # `elastic-train export` gathers what is sharded
         torch.save(model.state_dict(), run.path("gpt.pth"))
     run.print(f"{bits:.3f} bits per held-out character | {known:.3f} by the frequency of characters alone")
 

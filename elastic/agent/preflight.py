@@ -43,8 +43,9 @@ _STDERR = 2
 
 
 def imported_first(recipe: Path) -> tuple[str, ...] | None:
-    """The modules that the script imports outside functions and branches, without those of its own
-    folder; None where it imports `elastic` nowhere. Raises UsageError when it is not Python.
+    """The modules that the script imports outside functions and branches, and what
+    `run.fully_shard` does, without those of its own folder; None where it imports `elastic`
+    nowhere. Raises UsageError when it is not Python.
     """
     try:
         tree = ast.parse(recipe.read_bytes())
@@ -57,9 +58,10 @@ def imported_first(recipe: Path) -> tuple[str, ...] | None:
     if "elastic" not in {name.partition(".")[0] for name in _imported(ast.walk(tree))}:
         return None
     own = [str(recipe.resolve().parent)]
-    return tuple(
-        name for name in _imported(tree.body) if PathFinder.find_spec(name.partition(".")[0], own) is None
-    )
+    names = [*_imported(tree.body)]
+    if any(isinstance(node, ast.Attribute) and node.attr == "fully_shard" for node in ast.walk(tree)):
+        names.append("torch.distributed.fsdp")  # by run.fully_shard, which takes over a second
+    return tuple(name for name in names if PathFinder.find_spec(name.partition(".")[0], own) is None)
 
 
 def _imported(statements: Iterable[ast.AST]) -> Iterator[str]:

@@ -35,6 +35,8 @@ _ENV = {
     "HOME": "/",  # which cannot be written to
     "TMPDIR": SCRATCH,
 }
+# Its state is cut over the workers, and must come out as that of one worker which is not sharded.
+SHARDED = ("--", "--sharded") if os.environ.get("SHARDED") == "on" else ()
 CUTS = {"cut": ("INPUT", "OUTPUT"), "deafen": ("INPUT",), "mute": ("OUTPUT",)}
 
 
@@ -84,7 +86,7 @@ class ScenarioRunner(gates.Gates):
         asked = (*self._storage.options, *standby, "--max-nodes", nodes, *self._scenario.options, *options)
         for _ in range(int(nodes)):
             node = f"n{len(self._cluster.nodes) + 1}"
-            whole = [str(TINY), "--run-dir", self._storage.url, *STANDING, *asked]
+            whole = [str(TINY), "--run-dir", self._storage.url, *STANDING, *asked, *SHARDED]
             self._words[node] = [filled.get(word, word) for word in whole]
             self._cluster.start(node, self._words[node], self._env(node))
 

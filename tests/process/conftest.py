@@ -126,6 +126,8 @@ class Drill(Gates):
 
         It saves every 4 steps unless the options set something else.
         """
+        if recipe == TINY and os.environ.get("SHARDED") == "on":
+            arguments = (*arguments, "--sharded")
         words = [str(recipe), "--run-dir", self.run.url, "--save-every", "4steps", *options]
         return self.command([*words, "--", *arguments] if arguments else words, env)
 

@@ -42,6 +42,7 @@ class ShardedModules:
         self._of = Rounds(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
         self._left: list[Round] = []  # of the computation under way
         self.ids: dict[int, nn.Parameter] = {}  # all sharded parameters, by their id
+        self._watched: set[int] = set()
         self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
         if not dist.is_initialized():  # in plain python
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -74,8 +75,6 @@ class ShardedModules:
         first = parts[0]
         first.set_gradient_divide_factor(1.0)  # a loss is divided by the shards already
         first.set_force_sum_reduction_for_comms(True)
-        for parameter in own.values():
-            parameter.register_post_accumulate_grad_hook(self._given.append)
         if own:
             first.set_custom_all_gather(_Gather(self._of.waiting))
             first.set_custom_reduce_scatter(sums)
@@ -102,7 +101,14 @@ class ShardedModules:
         missing = -(-self._of.shards // self._of.world_size) - len(batches)
         return [*(replace(shard(batches[0].shard), shard=self._of.shards) for _ in range(missing)), *batches]
 
-    def begin_computation(self, exchange: Exchange, audited: Sequence[int]) -> None:
+    def begin_computation(
+        self, exchange: Exchange, audited: Sequence[int], parameters: list[nn.Parameter]
+    ) -> None:
+        """parameters: the sharded ones that require a gradient. audited: shards, by rank."""
+        for parameter in parameters:
+            if id(parameter) not in self._watched:
+                self._watched.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(self._given.append)  # type: ignore[no-untyped-call]
         self._left = rounds(exchange.spans, is_reversed=exchange.is_reversed)
         self._of.audited, self._of.checksums = frozenset(audited), {}
         self._given.clear()
@@ -113,7 +119,7 @@ class ShardedModules:
         self._given.clear()
 
     def end_round(self, parameters: list[nn.Parameter]) -> None:
-        """parameters: the sharded ones that require a gradient; the last round leaves theirs."""
+        """parameters: as in `begin_computation`; the last round leaves their gradients."""
         if len(set(map(id, self._given))) < len(self._given):
             self._refuse_direct()
         if not self._of.is_last:

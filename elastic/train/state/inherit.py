@@ -114,6 +114,7 @@ def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tu
     if problems:
         return problems, []
     part = State(**{name: thing for name, thing in state.objects.items() if name in wanted})
+    part.sharded = state.sharded
     fitted, problems, notes = _fitted(saved, part)
     if problems:
         return problems, notes

@@ -123,30 +123,29 @@ def _share(tensor: Tensor, other: Tensor) -> None:
         tensor.data = other.data
 
 
-def sharded_as(flat: FlatState, objects: Mapping[str, Any]) -> FlatState:
+def sharded_as(flat: FlatState, live: Mapping[str, Tensor], objects: Mapping[str, Any]) -> FlatState:
     """The state with this rank's rows, as views, of what its objects hold sharded.
 
-    An optimizer has a state of the shape of a sharded parameter as that is sharded.
+    live: the tensors that the objects have now. An optimizer may have none yet: its state of the
+    shape of a sharded parameter is sharded as that is.
     """
-    like: dict[str, Any] = {}
+    like: dict[str, Any] = {entry: tensor for entry, tensor in live.items() if is_sharded(tensor)}
     for name, thing in objects.items():
-        if isinstance(thing, nn.Module):
-            like |= own_tensors(name, thing)
-        elif isinstance(thing, Optimizer):
+        if isinstance(thing, Optimizer):
             owners = (p for group in thing.param_groups for p in group["params"])
             of_each = {f"{name}.state.{number}": p for number, p in enumerate(owners) if is_sharded(p)}
-            places = {entry: of_each.get(entry.rpartition(".")[0]) for entry in flat.tensors if of_each}
+            found = {entry: of_each.get(entry.rpartition(".")[0]) for entry in flat.tensors}
             like |= {
                 entry: p
-                for entry, p in places.items()
+                for entry, p in found.items()
                 if p is not None and p.shape == flat.tensors[entry].shape
             }
     cut = {
         entry: as_sharded(tensor, like[entry])
         for entry, tensor in flat.tensors.items()
-        if is_sharded(like.get(entry)) and not is_sharded(tensor)
+        if entry in like and not is_sharded(tensor)
     }
-    return replace(flat, tensors=flat.tensors | cut) if cut else flat
+    return replace(flat, tensors=flat.tensors | cut)
 
 
 def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:

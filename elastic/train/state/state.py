@@ -183,10 +183,9 @@ class State:
         there = built.Structure.read(flat, "built") if "built" in flat.about else None
         if self._built is not None and there is not None:
             built.check_order(there.groups, self._built.groups, "when the state was saved")
-        expected, flat = (
-            load.contents(flat, checksum_of(flat), self.objects),
-            load.sharded_as(flat, self.objects),
-        )
+        expected = load.contents(flat, checksum_of(flat), self.objects)
+        if self.sharded is not None:
+            flat = load.sharded_as(flat, self.flatten().tensors, self.objects)
         for name, module in self._modules.items():
             load.load_module(name, module, flat)
         if self._built is not None and there is not None:

@@ -367,9 +367,8 @@ class Step:
         shown = () if self.audit is None else (self.audit.own, self.audit.first.add_gradient)
         self._parts.gradients.begin_computation(*shown)
         if self._parts.sharded is not None:
-            self._parts.sharded.begin_computation(
-                self._parts.exchange, () if self.audit is None else self.audit.shards
-            )
+            audited = () if self.audit is None else self.audit.shards
+            self._parts.sharded.begin_computation(self._parts.exchange, audited, self._parts.contract.sharded)
 
     def _ask(self, number: int) -> Requests:
         if self.fault_point is not None:

@@ -121,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--sharded", action="store_true")
     settings = parser.parse_args()
     run = elastic.start(seed=7, global_batch=settings.global_batch, shards=settings.shards)
 
@@ -133,6 +134,10 @@ def main() -> None:
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    if settings.sharded:
+        for each in (model, ema.module):
+            run.fully_shard(each[4])
+            run.fully_shard(each)
     optimizer = Momentum(
         list(model.parameters()), lambda: wait_at_gate(gates, f"load-{generation_now()}", run.rank)
     )
