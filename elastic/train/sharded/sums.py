@@ -100,7 +100,7 @@ class ModuleSums:
     def _check(self, gradients: Tensor) -> None:
         size = self._of.world_size
         wanted = [p for p in self._parameters if p.requires_grad]
-        expected = sum(-(-p.shape[0] // size) * size * p[0].numel() for p in wanted)
+        expected = sum(-(-p.shape[0] // size) * size * (p.numel() // p.shape[0]) for p in wanted)
         if gradients.numel() != expected:
             raise UsageError(
                 f"{self.name}: expected a gradient of each of its {len(wanted)} parameters in every shard, found none of some; "
