@@ -65,13 +65,6 @@ def config(tmp_path, page):
 
 
 @pytest.fixture
-def process(config):
-    process = UploaderProcess(replace(config, owner=os.getpid()))
-    yield process
-    process.stop(LIMIT_S)
-
-
-@pytest.fixture
 def slots():
     with closing(SnapshotSlots.create(LARGE_BYTES, 8)) as slots:
         yield slots
@@ -156,11 +149,12 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, process, slots):
+def test_an_offer_is_committed_answered_and_logged(config, slots):
     """The ordinary way: offer, wait for the answer, look into the store and the event log.
 
     A terminal's Ctrl-C and a kill of the whole group reach it: its owner alone ends it.
     """
+    process = UploaderProcess(replace(config, owner=os.getpid()))
     for number in stop_signals.ALL:
         os.kill(process.pid, number)
     data = image_of(7, LARGE_BYTES // 2)
