@@ -66,10 +66,3 @@ def test_an_identity_reads_back_as_it_was_written(arguments, seed, parent):
     """Arguments with spaces, quotes and newlines keep their text and their number."""
     ours = replace(IDENTITY, arguments=arguments, seed=seed, parent=parent)
     assert parse(ours.to_json()) == ours
-
-
-@pytest.mark.parametrize("text", [b'{"arguments": [], "more": 1}', IDENTITY.to_json()[:-20]])
-def test_a_damaged_identity_is_refused_with_what_to_do(text):
-    """A truncated file, another program's file: never a traceback."""
-    with pytest.raises(UsageError, match=r"run\.json.*--fresh"):
-        parse(text)
