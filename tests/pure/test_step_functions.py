@@ -6,7 +6,6 @@ import pytest
 from run_records import events
 from steps import NoPage
 
-from elastic.errors import UsageError
 from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
@@ -61,9 +60,3 @@ def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, capsys,
     assert [(each["event"], each["step"]) for each in found] == [("on_step_failed", step) for step in (1, 3)]
     assert all(said in each["message"] for each in found)
     assert capsys.readouterr().err.count("raised at step") == 2
-
-
-def test_a_refused_call_of_this_library_ends_the_run(report):
-    (functions := StepFunctions()).add(lambda _record: functions.refuse_inside("run.evaluate"))
-    with pytest.raises(UsageError, match="called by a function of run"):
-        report(functions, (1,))

@@ -85,11 +85,3 @@ def test_the_newest_event_stands_above_and_commands_no_terminal():
     assert "cannot be read now" in lines[1]
     assert "ECC" in "".join(lines[3:6])
     assert "b[red]" in out.getvalue() and "\x1b" not in out.getvalue()
-
-
-def test_a_run_whose_files_cannot_be_read_gets_a_sentence(tmp_path, printed):
-    """A link that leads to itself, in the place of the events."""
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "events").symlink_to("events")
-    said = printed(2, "watch", tmp_path, "--once")
-    assert "expected files of a run that can be read" in said and "Traceback" not in said
