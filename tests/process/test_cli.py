@@ -10,7 +10,6 @@ import pytest
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["report", "no/such/run"], "expected a run directory, found no run in"),
         (["no/such/recipe.py"], "found 'no/such/recipe.py', which is not a file"),
         (["status", "a", "--watch"], "unrecognized arguments: --watch; write elastic-train status"),
         (["serve", "a", "--listen", "x:99999"], "expected HOST:PORT"),

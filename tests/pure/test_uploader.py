@@ -215,18 +215,18 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(config, page, rendezv
     assert told(config, "event", "generation") == [*zip(names, (1, 1, 3), strict=True)]
 
 
-@pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
+@pytest.mark.parametrize("dies", ["in its save", "before it reads the offer"])
 def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, dies, monkeypatch):
     """A save in hand is lost, and says so; an offer that waits is the next uploader's."""
     monkeypatch.setattr(client, "RESTART_S", 0.0)
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
     process = UploaderProcess(replace(config, owner=os.getpid(), faults=faults))
     if faults is None:
-        os.kill(process.pid, signal.SIGKILL if dies == "idle" else signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
     handover = hand_over(config, slots, 1, final=True)
     if dies == "in its save":
         assert state_of(handover) is SaveState.LOST
-    elif dies == "before it reads the offer":
+    else:
         os.kill(process.pid, signal.SIGKILL)
     said, ended = [], threading.Event()
     watch = threading.Thread(target=process.revive_until, args=(ended, said.append))
