@@ -17,9 +17,7 @@ PORTED = re.compile(r"^```python recipe\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WANDB = """
 import json
 from pathlib import Path
-
-class Run:
-    id = "begun"
+from types import SimpleNamespace
 
 def note(*words):
     with Path(__file__).with_name("calls").open("a") as calls:
@@ -27,7 +25,7 @@ def note(*words):
 
 def init(id, **_named):
     note("init", id)
-    return Run()
+    return SimpleNamespace(id="begun")
 
 def log(record, step):
     note("log", step)
