@@ -42,14 +42,11 @@ def test_a_run_that_trains_is_shown_with_what_happened_lately():
     for part in (
         "runs/x  running",
         "7 of 20, about 13 s left",
-        "loss             0.25",
-        "2, 2 workers",
         "step 7, 1.5 s ago",
         "a generation begins (failure), world size 2",
         "back at step 7 after 1.30 s: rank 1 was killed by SIGKILL, 0 steps lost",
         "checkpoint of step 7 committed",
         "goodput          70.0%",
-        "end 1.8 s",
     ):
         assert part in text
 
