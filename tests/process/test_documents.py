@@ -3,7 +3,6 @@ docs/porting.md, and that of docs/rules.md, whose wrong code is found.
 """
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -13,25 +12,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GUIDE = ROOT / "docs" / "porting.md"
 PORTED = re.compile(r"^```python recipe\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# In the place of W&B: a recipe imports from its own folder first.
-WANDB = """
-import json
-from pathlib import Path
-from types import SimpleNamespace
-
-def note(*words):
-    with Path(__file__).with_name("calls").open("a") as calls:
-        calls.write(json.dumps(words) + "\\n")
-
-def init(id, **_named):
-    note("init", id)
-    return SimpleNamespace(id="begun")
-
-def log(record, step):
-    note("log", step)
-"""
-
-
 RULES = (ROOT / "docs" / "rules.md").read_text()
 BLOCK = re.compile(r"^```python (header|right|wrong: [\w ]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 REHEARSE = ("--rehearse", "8")  # by `auto` none comes where a start takes over five seconds
@@ -97,17 +77,6 @@ def test_code_of_the_documents_is_exact_where_a_worker_dies(name, drills, recipe
         tuning = ROOT / "examples" / "fine_tuning.py"
         tuned.start("--from", f"{calm.run.url}:model", recipe=tuning).ends_with(0)
         assert tuned.values("restored", "source") == [("parent",)]
-
-
-def test_the_wandb_example_logs_each_step_once(drill, recipe, tmp_path):
-    """A kill costs the steps since the checkpoint of step 4."""
-    (tmp_path / "wandb.py").write_text(WANDB)
-    recipe.write_text((ROOT / "examples" / "tracker.py").read_text())
-    options = ("--snapshot-every", "off", "--faults", "step 7 rank 0 backward: kill")
-    drill.start(*options, recipe=recipe, arguments=("--tracker", "wandb")).ends_with(0)
-    said = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert [word for call, word in said if call == "init"] == [None, "begun"]
-    assert [word for call, word in said if call == "log"] == list(range(1, drill.last_step + 1))
 
 
 def test_the_guide_lists_each_example_the_readme_the_quickstart():
