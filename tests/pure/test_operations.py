@@ -2,20 +2,15 @@
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
-from viewed import viewed
 
 from elastic import errors
-from elastic.agent.preemption import CLOUDS
 from elastic.commands import command_parser
 from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
-from elastic.observe.recovery import Recovery
-from elastic.report.figures import report_json, status_json
 from elastic.system.command_end import EXIT_CTRL_C
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -23,13 +18,10 @@ GUIDES = ("../README.md", "operations.md", "kubernetes.md")
 CALL = re.compile(r"(?<!/)(?<!; )elastic-train \S")
 
 
-def section(title):
-    """The text below a heading of operations.md, up to the next one."""
-    return (DOCS / "operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-
-
 def first_cells(title):
-    rows = [line for line in section(title).splitlines() if line.startswith("|")][2:]
+    """Of the table below a heading of operations.md."""
+    text = (DOCS / "operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
     return [row.split("|")[1].strip(" `") for row in rows]
 
 
@@ -57,16 +49,6 @@ def test_every_exit_code_has_its_row():
     assert set(map(int, first_cells("What to do at each exit code"))) == ours | {EXIT_CTRL_C}
 
 
-def test_every_field_to_watch_is_in_the_report_or_the_status():
-    rows = [line.split("|") for line in section("What to watch").splitlines() if line.startswith("| ")][1:]
-    known = {"status": {*status_json(viewed([]))}, "report": {*report_json(viewed([]))}}
-    for _, _, field, when, _ in rows:
-        document, *names = re.findall(r"`(\w+)`", field)
-        assert set(names) <= known[document], field
-        parts = {"age_s"} | {each.name for each in fields(Recovery)} | known["report"]
-        assert set(re.findall(r"`(\w+_s)`", when)) <= parts, when
-
-
 @pytest.mark.parametrize("guide", GUIDES)
 def test_each_command_and_option_in_a_guide_is_one_that_is_taken(guide):
     found = commands(guide)
@@ -82,14 +64,6 @@ def test_each_command_and_option_in_a_guide_is_one_that_is_taken(guide):
     # Options of other programs are written with their command, and not alone.
     named = set(re.findall(r"`(--[a-z-]+)", (DOCS / guide).read_text())) - {"--json"}
     assert {flag for flag in named if flag not in OPTIONS_HELP} == set()
-
-
-def test_time_outs_have_their_defaults_and_metadata_variables():
-    options, text = parse(["recipe.py"]), section("Time-outs, and what they depend on")
-    assert {name for _, name, _ in CLOUDS.values() if f"`{name}`" not in text} == set()
-    for line in text.splitlines():
-        if found := re.match(r"\| `--([a-z-]+)` \| ([\d.]+) s", line):
-            assert float(found[2]) == getattr(options, found[1].replace("-", "_") + "_s"), line
 
 
 def test_the_skypilot_job_is_a_command_that_is_taken():
