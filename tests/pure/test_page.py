@@ -11,7 +11,7 @@ import pytest
 from drawn_runs import drawn
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import logged
+from logged import logged, started
 
 from elastic.report import page
 from elastic.report.figures import MOST_LETTERS, duration, short
@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_is_drawn_up_to_now():
 
 # What went wrong.
 
-TWO = drawn_runs.started(BEGAN, 1, "start", ["a", "b"])
+TWO = started(BEGAN, 1, "start", ["a", "b"])
 KILLED = logged("worker_exited", BEGAN + 101, 1, "b", rank=1, code=None, signal="SIGKILL")
 LOST = logged("generation_ended", BEGAN + 101, 1, "a", cause="node lost", step=100)
 GAVE_UP = logged("run_interrupted", BEGAN + 105, 1, "a", step=100, gave_up=True, reason="b is gone")
@@ -113,7 +113,7 @@ LEFT = [logged("run_interrupted", BEGAN + 101, 1, node, step=100) for node in "a
 )
 def test_what_ended_a_generation_is_told(ends, cause, nodes, told):
     """A hundred steps of a second; the next generation begins at 200 s and trains at 202 s."""
-    events = [TWO, *ends, drawn_runs.started(BEGAN + 200, 2, cause, nodes)]
+    events = [TWO, *ends, started(BEGAN + 200, 2, cause, nodes)]
     events += [logged("run_finished", BEGAN + 252, 2, "a", steps=150)]
     shown = drawn(events, [*steps(1, 100, 0.0), *steps(101, 150, 202.0, 2)])
 
@@ -135,7 +135,7 @@ def test_of_a_long_run_the_newest_is_drawn_and_the_rest_counted():
     for generation in range(1, 1001):
         begins = BEGAN + 10 * generation
         events += [
-            drawn_runs.started(begins, generation, "failure", nodes[generation % 2 :: 2]),
+            started(begins, generation, "failure", nodes[generation % 2 :: 2]),
             logged("fault_injected", begins + 0.5, generation, nodes[3], fault=message),
             logged("worker_failed", begins + 9, generation, message=message, traceback=message),
             logged("checkpoint_committed", begins + 1, generation, nodes[3], step=generation),

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn_runs import BEGAN, line, started, write
+from drawn_runs import BEGAN, line, write
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import logged
+from logged import logged, started
 
 from elastic.config.run_dir import RunDir
 from elastic.observe.reader import read_newest, read_run
