@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from elastic import errors
+from elastic.agent.preemption import CLOUDS
 from elastic.commands import command_parser
 from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
@@ -18,10 +19,13 @@ GUIDES = ("../README.md", "operations.md", "kubernetes.md")
 CALL = re.compile(r"(?<!/)(?<!; )elastic-train \S")
 
 
+def section(title):
+    """The text below a heading of operations.md, up to the next one."""
+    return (DOCS / "operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 def first_cells(title):
-    """Of the table below a heading of operations.md."""
-    text = (DOCS / "operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    rows = [line for line in section(title).splitlines() if line.startswith("|")][2:]
     return [row.split("|")[1].strip(" `") for row in rows]
 
 
@@ -64,6 +68,14 @@ def test_each_command_and_option_in_a_guide_is_one_that_is_taken(guide):
     # Options of other programs are written with their command, and not alone.
     named = set(re.findall(r"`(--[a-z-]+)", (DOCS / guide).read_text())) - {"--json"}
     assert {flag for flag in named if flag not in OPTIONS_HELP} == set()
+
+
+def test_time_outs_have_their_defaults_and_metadata_variables():
+    options, text = parse(["recipe.py"]), section("Time-outs, and what they depend on")
+    assert {name for _, name, _ in CLOUDS.values() if f"`{name}`" not in text} == set()
+    for line in text.splitlines():
+        if found := re.match(r"\| `--([a-z-]+)` \| ([\d.]+) s", line):
+            assert float(found[2]) == getattr(options, found[1].replace("-", "_") + "_s"), line
 
 
 def test_the_skypilot_job_is_a_command_that_is_taken():
