@@ -284,10 +284,10 @@ class Drill(Gates):
 
     def is_like(self, undisturbed: "Undisturbed") -> None:
         """Assert the same digest at the end, and every step once, in order, with the same chain."""
-        finished = self.events("run_finished")
-        assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
         with readable(self.run) as run:
-            lines = run_records.lines(run.metrics)
+            events, lines = run_records.events(run.events), run_records.lines(run.metrics)
+        finished = run_records.matching(events, "run_finished")
+        assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
         assert [line["step"] for line in lines] == list(range(1, len(undisturbed.chains) + 1))
         assert [line["chain"] for line in lines] == undisturbed.chains
 

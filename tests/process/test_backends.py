@@ -1,14 +1,11 @@
 """Groups whose state is outside the run directory: whichever part dies, the result is the same."""
 
-import signal
 import socket
 from contextlib import suppress
 
 from etcd_servers import end_stores, free_port
 
 from elastic.rendezvous.backends.host import HostBackend
-
-OPTIONS = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
 
 
 def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, own_etcd):
@@ -31,23 +28,6 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, own_etcd):
     drill.drains(agent, 13)
     drill.ends_like(undisturbed, drill.start(*where))
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (13, 0)]
-
-
-def test_with_c10d_a_survivor_goes_on_without_the_host(drill, undisturbed):
-    """SIGKILL to the agent with the store in its memory. The survivor is on the same machine, so
-    the address is its own too and it serves a new store there.
-    """
-    drill.shut(10)
-    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    host = drill.start(*OPTIONS, *where)
-    drill.waits_for(lambda: "waits" in host.output, "the first node in the group")
-    other = drill.start(*OPTIONS, *where)
-    drill.stands(10, ranks=2)
-    host.signal(signal.SIGKILL)
-    drill.happens("generation_started", generation=2)
-    drill.open(10)
-    drill.ends_like(undisturbed, other)
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
 
 
 def test_with_c10d_a_lost_host_ends_the_run_with_all_saved(drill, undisturbed):

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import fsspec
 import pytest
+from kind import PRELUDE
 
 
 @pytest.fixture
@@ -75,24 +76,19 @@ def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-REFUSED = """
-import elastic, torch
-run = elastic.start(seed=0, global_batch=4, shards=2)
-model = torch.nn.Linear(1, 1)
-data = run.data(torch.utils.data.TensorDataset(torch.ones(8, 1)), epochs=1)
-for step in run.steps(data, elastic.State(model=model, optimizer=torch.optim.SGD(model.parameters()))):
-    for _ in range(2):
-        step.mean_loss(lambda batch: model(batch.data[0]).mean())
+REFUSED = """\
+for step in run.steps(run.data(samples, epochs=EPOCHS), elastic.State(model=model, optimizer=optimizer)):
+    step.mean_loss(loss_of)
 """
 
 
 def test_a_refusal_ends_the_run_with_sentence_and_line(drill):
     """Of a loop that a step refuses: no restart, no traceback."""
     recipe = drill.folder / "refused.py"
-    recipe.write_text(REFUSED)
+    recipe.write_text(PRELUDE + REFUSED)
     agent = drill.start("--nproc-per-node", "2", recipe=recipe)
     agent.ends_with(2)
-    assert "step 1: model.weight has a gradient that no optimizer has used yet" in agent.output
-    assert f"  at {recipe}:8: " in agent.output
+    assert "step 2: model.0.weight has a gradient that no optimizer has used yet" in agent.output
+    assert f"  at {recipe}:{len((PRELUDE + REFUSED).splitlines())}: " in agent.output
     assert "Traceback" not in agent.output
     assert [event["generation"] for event in drill.events("generation_started")] == [1]

@@ -1,13 +1,10 @@
-"""A real etcd cluster with real faults: members that die or freeze, lost answers, wrong
-credentials.
-"""
+"""A real etcd cluster with real faults: members that die or freeze, wrong credentials."""
 
 import time
 from functools import partial
 
 import pytest
 import trustme
-from faulty_storage import Deed, FaultyStorage
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends import select
@@ -59,22 +56,6 @@ def test_no_call_fails_while_a_majority_of_members_lives(own_etcd):
     with pytest.raises(BackendFailed):
         backend.read()
     assert time.monotonic() - began < QUICKLY_S
-
-
-def test_the_outcome_of_an_unanswered_call_is_read(etcd):
-    """The proxy sees the write done and breaks the connection, both times that it is sent."""
-    proxy = FaultyStorage(etcd.port())
-    backend = EtcdBackend(proxy.endpoint, "lost-answer", {})
-    try:
-        lost = proxy.fail(Deed.LOSE, lambda method, path: path.endswith("/kv/txn"))
-        assert not backend.compare_and_set(None, b"mine")
-        assert lost.struck == 2
-        proxy.heal()
-        found = backend.read()
-        assert found is not None and found[1] == b"mine"
-        assert backend.compare_and_set(found[0], b"next")
-    finally:
-        proxy.close()
 
 
 def test_a_lease_is_replaced_before_it_expires_and_after(etcd):

@@ -9,15 +9,6 @@ import pytest
 from hatchling.build import build_wheel
 
 ROOT = Path(__file__).parents[2]
-# The recipe needs neither, and a fork server without them is ready in half the time.
-AT_START = """
-import sys
-class Missing:
-    def find_spec(name, *_):
-        if name in ("torch._dynamo", "torchvision"):
-            raise ImportError(name)
-sys.meta_path.insert(0, Missing)
-"""
 
 
 def files_below(folder):
@@ -43,7 +34,6 @@ def test_an_installed_command_is_whole_and_trains(drill, recipes, tmp_path, monk
     assert files_below(ours) == files_below(ROOT)
 
     (ours / "packages.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
-    (ours / "sitecustomize.py").write_text(AT_START)
     recipe = drill.folder / "recipe.py"
     text = (recipes / "tiny.py").read_text()
     recipe.write_text(f"{text}\n    print('comes from', elastic.__file__)\n")

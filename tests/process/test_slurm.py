@@ -87,7 +87,6 @@ def start(tmp_path, request):
         (143, 0, "RUNNING", ["array.sbatch", "nodes.sbatch"]),  # SIGTERM before the agent had begun
         (0, 0, "RUNNING", []),
         (1, 0, "RUNNING", []),
-        (76, 0, "RUNNING", []),
         # An agent was killed: others may have gone on in the job of several nodes.
         (137, 9, "RUNNING", ["nodes.sbatch"]),
         (137, 10, "RUNNING", []),  # again and again, as with too little memory
@@ -108,22 +107,12 @@ def test_a_job_requeues_itself_only_where_its_run_can_go_on(start, code, restart
         assert f"exit code {code}" in job.output()
 
 
-FILTERS = {
-    "SQUEUE_PARTITION": "debug",
-    "SQUEUE_STATES": "PENDING",
-    "SQUEUE_USERS": "another",
-    "SCANCEL_PARTITION": "debug",
-    "SCANCEL_STATE": "PENDING",
-    "SLURM_CLUSTERS": "a,b",
-}
-
-
 def test_usr1_asks_all_agents_to_leave(start):
     """Slurm sends it before the time limit. Filters are for commands by hand and hide no job. It
     comes twice, then SIGTERM as to every process, and the script still returns the exit code of its
     step: the agents have their grace.
     """
-    job = start(**FILTERS)
+    job = start(SQUEUE_USERS="another", SCANCEL_STATE="PENDING", SLURM_CLUSTERS="a,b")
     for count in (1, 2):
         job.process.send_signal(signal.SIGUSR1)
         wait_for(lambda count=count: len(job.calls()) == 1 + count, "scancel")

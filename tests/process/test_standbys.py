@@ -112,9 +112,7 @@ def test_what_a_standby_prints_comes_once_it_takes_over(drill, starts):
     [
         "run.rank",
         "os.environ.copy()",
-        "{**{name: value for name, value in os.environ.items() if name == 'RANK'}}",
         "os.fork() or os._exit(0)",
-        "(beside / 'there').write_text('it is there, and a live worker reads it')",
     ],
 )
 def test_a_standby_waits_where_the_script_asks_for_its_rank(drill, starts, asks):

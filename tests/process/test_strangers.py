@@ -10,12 +10,6 @@ GROUP = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
 OTHER = ("--global-batch", "16")
 
 
-def nodes_ever_in(drill):
-    """Ids of all nodes that any version of the group names, in the run directory's own folder."""
-    groups = [Group.parse(path.read_bytes()) for path in drill.run.rendezvous.glob("state-*")]
-    return {node.id for group in groups for node in (*group.members, *group.waiting)}
-
-
 def generations(drill):
     return drill.values("generation_started", "world_size", "cause", "restarts")
 
@@ -38,7 +32,8 @@ def test_commands_that_do_not_fit_a_run_change_nothing(drill, undisturbed, recip
         agent.ends_with(2)
         assert says in agent.output
         assert "logs are in" not in agent.output
-    assert len(nodes_ever_in(drill)) == 1
+    groups = [Group.parse(path.read_bytes()) for path in drill.run.rendezvous.glob("state-*")]
+    assert len({node.id for group in groups for node in (*group.members, *group.waiting)}) == 1
     drill.open(6)
     drill.ends_like(undisturbed, first)
     assert generations(drill) == [(1, "start", 0)]

@@ -126,19 +126,12 @@ def test_torchscript_rounds_alike_in_a_process_that_goes_on(drills, tmp_path):
     assert stormy.values("run_finished", "digest") == calm.values("run_finished", "digest")
 
 
-# A script without the library: it shows what a worker has in its environment.
-SHOWS = """
-import os
-print("SEEN", os.environ["PYTHONHASHSEED"])
-"""
-
-
 def test_workers_hash_alike_and_the_job_is_recorded(drill, tmp_path):
     """The shell sets another hash seed, with which sets of strings would have another order on each
-    node.
+    node. A script without the library shows what a worker has in its environment.
     """
     recipe = tmp_path / "shows.py"
-    recipe.write_text(SHOWS)
+    recipe.write_text("import os\nprint('SEEN', os.environ['PYTHONHASHSEED'])\n")
     variables = {HASH_SEED: "1", "SLURM_JOB_ID": "14", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "gpu-7"}
     agent = drill.start("--nproc-per-node", "1", recipe=recipe, env=variables)
     agent.ends_with(0)

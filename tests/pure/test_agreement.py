@@ -18,7 +18,6 @@ from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage
 from elastic.testing.fakes import FakeClock
-from elastic.testing.ranks import Member
 from elastic.train.state.flat import FlatState, checksum_of
 from elastic.train.state.snapshotting import Snapshotting, layout_of
 
@@ -141,17 +140,6 @@ def shared_steps(member, slots, without):
 def test_a_step_is_shared_where_every_node_keeps_a_copy_of_it(ranks, slots, without, expected):
     """In memory for one copy it stays only where no step follows, whose copy would replace it."""
     assert ranks.run(2, shared_steps, slots, without) == [expected] * 2
-
-
-def test_votes_are_on_the_control_page_before_the_sum():
-    """The agent judges by them if the workers die in the step between. The newest two are there."""
-    node = Node(Member(rank=0, world_size=2, group=None))
-    for step in (1, 2, 3):
-        node.trains(step, float(step))
-    votes = node.page.votes(0)
-    assert sorted(votes) == [2, 3]
-    assert votes[3] == vote_of(node.slots.whole()[0].info.checksum)
-    assert node.agreed_snapshots() == []
 
 
 def changed_after_its_vote(member):

@@ -199,14 +199,6 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path):
     assert written(store, "a/p", b"0123456789") == 10
 
 
-@pytest.mark.usefixtures("s3_bucket")
-def test_a_missing_bucket_is_final_and_says_what_to_do():
-    """The bucket was never made: trying for minutes would not make it."""
-    with pytest.raises(StoreFailed, match="bucket") as caught:
-        open_store("s3://b-never-made/c").create("s/one", b"1")
-    assert not isinstance(caught.value, StoreUnavailable)
-
-
 @pytest.mark.parametrize(
     ("error", "is_worth_another_try"),
     [

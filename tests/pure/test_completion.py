@@ -15,7 +15,6 @@ from elastic.cli import main
         ("elastic-train sta", {"status"}),
         ("elastic-train completion ", {"bash", "zsh"}),
         ("elastic-train r.py --rdzv-backend ", {"dir", "c10d", "etcd"}),
-        ("elastic-train r.py --notice a", {"aws", "azure"}),
         ("elastic-train recipes/qu", set()),  # the shell has names of files
     ],
 )

@@ -1,5 +1,5 @@
-"""The documents can be checked: lines that fit a screen, links and names that lead somewhere, and a
-proof of each guarantee and each failure.
+"""The documents can be checked: links and names that lead somewhere, and a proof of each guarantee
+and each failure.
 """
 
 import re
@@ -10,7 +10,6 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").
 # History is not rewritten when a file or a test is renamed.
 PRESENT = [path for path in DOCUMENTS if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
 SCENARIOS = {path.stem for path in (ROOT / "tests/scenarios/cluster").glob("*.txt")}
-WIDTH = 120
 
 
 def found(pattern, documents):
@@ -18,16 +17,6 @@ def found(pattern, documents):
     return {
         (path, each) for path in documents for each in re.findall(pattern, path.read_text(), re.MULTILINE)
     }
-
-
-def prose(path):
-    """The lines of a document, without tables and code."""
-    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return [line for line in text.splitlines() if not line.startswith("|")]
-
-
-def test_prose_is_wrapped_at_120_columns():
-    assert [(path.name, line) for path in DOCUMENTS for line in prose(path) if len(line) > WIDTH] == []
 
 
 def test_links_lead_to_files_that_exist():

@@ -30,7 +30,6 @@ def test_wrong_credentials_and_addresses_are_usage_errors(tmp_path):
         (200, b"{}"),
         (404, b"not found"),
         (500, b'{"message": "x"}'),
-        (302, b"{}"),
     ],
 )
 def test_an_answer_of_another_program_is_a_failure(status, data, monkeypatch):

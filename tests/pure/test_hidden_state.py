@@ -10,15 +10,6 @@ OUTCOMES = {name: Outcome(**each) for name, each in json.loads(measure.OUTCOMES.
 EARLY = [kind for kind in KINDS if kind.acts in (Acts.STEP, Acts.EPOCH, Acts.NEVER)]
 
 
-def test_kinds_have_own_names_and_recipes_are_python():
-    names = [kind.name for kind in KINDS]
-    assert len(set(names)) == len(names) >= 80
-    for kind in KINDS:
-        assert kind.wrong != kind.twin
-        for name, recipe in kind.recipes.items():
-            compile(recipe, f"{name} of {kind.name}", "exec")
-
-
 def test_the_document_says_what_was_measured():
     assert OUTCOMES.keys() == {kind.name for kind in KINDS}
     assert measure.document(OUTCOMES) == measure.DOCUMENT.read_text()

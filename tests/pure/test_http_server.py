@@ -70,13 +70,9 @@ def test_an_address_of_another_machine_is_refused(text):
         HttpServer(ListenAddress.parse(text), PAGES)
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "text"),
-    [("127.0.0.1", 9100, "127.0.0.1:9100"), ("::1", 0, "[::1]:0"), ("node-1.a_b", 65535, "node-1.a_b:65535")],
-)
-def test_an_address_is_read_and_written(host, port, text):
-    found = ListenAddress(host=host, port=port)
-    assert (ListenAddress.parse(text), str(found)) == (found, text)
+def test_an_ipv6_address_is_written_in_brackets():
+    found = ListenAddress(host="::1", port=0)
+    assert (ListenAddress.parse("[::1]:0"), str(found)) == (found, "[::1]:0")
 
 
 @pytest.mark.parametrize(

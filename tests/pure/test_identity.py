@@ -3,11 +3,9 @@
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from records import IDENTITY, PARENT
 
-from elastic.config.identity import Identity, check, parse
+from elastic.config.identity import Identity, check
 from elastic.errors import UsageError
 
 OTHER = {
@@ -59,17 +57,3 @@ def test_an_edited_recipe_and_a_moved_parent_are_the_same_run():
     same = replace(ours, recipe_sha256="cd" * 32, parent=replace(PARENT, url="s3://bucket/first"))
     check(same, ours, "runs/x")
     assert same.run_id == ours.run_id
-
-
-@given(st.lists(st.text()).map(tuple), st.integers(), st.sampled_from([None, PARENT]))
-def test_an_identity_reads_back_as_it_was_written(arguments, seed, parent):
-    """Arguments with spaces, quotes and newlines keep their text and their number."""
-    ours = replace(IDENTITY, arguments=arguments, seed=seed, parent=parent)
-    assert parse(ours.to_json()) == ours
-
-
-@pytest.mark.parametrize("text", [b'{"arguments": [], "more": 1}', IDENTITY.to_json()[:-20]])
-def test_a_damaged_identity_is_refused_with_what_to_do(text):
-    """A truncated file, another program's file: never a traceback."""
-    with pytest.raises(UsageError, match=r"run\.json.*--fresh"):
-        parse(text)

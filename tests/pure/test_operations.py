@@ -2,20 +2,16 @@
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
-from viewed import viewed
 
 from elastic import errors
 from elastic.agent.preemption import CLOUDS
 from elastic.commands import command_parser
 from elastic.config.options import OPTIONS_HELP, parse, split_recipe_args
 from elastic.events import KINDS
-from elastic.observe.recovery import Recovery
-from elastic.report.figures import report_json, status_json
 from elastic.system.command_end import EXIT_CTRL_C
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,16 +51,6 @@ def test_every_exit_code_has_its_row():
     own = {errors.EXIT_PEER_LOST, errors.EXIT_DIVERGED, errors.EXIT_RECIPE, errors.EXIT_AGAIN}
     ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - own
     assert set(map(int, first_cells("What to do at each exit code"))) == ours | {EXIT_CTRL_C}
-
-
-def test_every_field_to_watch_is_in_the_report_or_the_status():
-    rows = [line.split("|") for line in section("What to watch").splitlines() if line.startswith("| ")][1:]
-    known = {"status": {*status_json(viewed([]))}, "report": {*report_json(viewed([]))}}
-    for _, _, field, when, _ in rows:
-        document, *names = re.findall(r"`(\w+)`", field)
-        assert set(names) <= known[document], field
-        parts = {"age_s"} | {each.name for each in fields(Recovery)} | known["report"]
-        assert set(re.findall(r"`(\w+_s)`", when)) <= parts, when
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -50,11 +50,6 @@ def open_backend(request, monkeypatch):
     end_stores(*opened)
 
 
-def times(backend, count):
-    """How often to repeat a call: less often where each is several requests to a server of HTTP."""
-    return count // 5 if isinstance(backend, ObjectStoreBackend) else count
-
-
 def test_only_a_writer_of_the_newest_version_replaces_it(open_backend):
     """There is none, and a writer names one; another one believes then that there is none, and
     holds the older version after that.
@@ -72,9 +67,11 @@ def test_only_a_writer_of_the_newest_version_replaces_it(open_backend):
 
 
 def test_of_racing_writers_exactly_one_wins_each_version(open_backend):
-    """Six threads, released together, try to succeed the same version, again and again."""
+    """Six threads, released together, try to succeed the same version, again and again: less often
+    where each call is several requests to a server of HTTP.
+    """
     backends = [open_backend() for _ in range(6)]
-    rounds = times(backends[0], 30)
+    rounds = 6 if isinstance(backends[0], ObjectStoreBackend) else 30
     barrier = threading.Barrier(len(backends))
     wins = []
 

@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from logged import logged, started, step
@@ -79,13 +79,6 @@ def test_a_run_that_failed_says_why_until_it_goes_on():
 def test_step_times_are_the_median_and_the_slowest_of_a_hundred():
     metrics = [step(n, 100.0 + n, 1, seconds=n / 100) for n in range(1, 101)]
     assert summarise([], metrics)["step_time_s"] == {"median": pytest.approx(0.505), "p99": 0.99}
-
-
-def test_audits_are_counted_by_steps_that_count():
-    """A failed audit leaves an event, and the step has no line."""
-    lines = [replace(line, audited=True if line.step % 3 == 0 else None) for line in KILLED_STEPS]
-    failure = logged("audit_failed", 109.0, step=9, shard=5, ranks=[0, 1])
-    assert summarise([*KILLED, failure], lines)["audits"] == {"done": 3, "failed": 1}
 
 
 def test_the_report_of_a_run_without_events_has_every_key():

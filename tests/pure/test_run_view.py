@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn_runs import BEGAN, line, started, write
+from drawn_runs import BEGAN, line, write
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import logged
+from logged import logged, started
 
 from elastic.config.run_dir import RunDir
-from elastic.observe.reader import RunReader, read_newest, read_run
+from elastic.observe.reader import read_newest, read_run
 from elastic.observe.run_view import view_of
 from elastic.observe.series import thinned
 
@@ -75,17 +75,6 @@ def test_a_rehearsal_that_differed_is_counted(tmp_path):
     ]
     found = view(write(tmp_path / "run", events, []))
     assert [(each.count, each.alike) for each in (found.rehearsals, found.overlaps)] == [(1, 0), (0, 0)]
-
-
-def test_what_a_new_file_has_lost_counts_no_more(tmp_path):
-    folder = write(tmp_path / "run", KILLED, STEPS)
-    reader = RunReader(RunDir.parse(str(folder)), points=10)
-    assert view_of(reader.read()).step == 20
-    write(tmp_path / "next", KILLED, STEPS[:12])
-    (tmp_path / "next" / "metrics.jsonl").replace(folder / "metrics.jsonl")
-    found = view_of(reader.read())
-    reader.close()
-    assert (found.step, found.curves.step_s.at[-1], found.highest_step) == (12, 12, 12)
 
 
 def test_values_without_a_number_have_no_curve(tmp_path):

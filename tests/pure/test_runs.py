@@ -8,7 +8,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from drawn_runs import started, write, write_whole
+from drawn_runs import write, write_whole
+from logged import started
 from records import IDENTITY
 
 from elastic.observe.step_line import StepLine

@@ -21,43 +21,6 @@ from elastic.testing.fakes import FakeClock
 GB = 1 << 30
 
 
-@pytest.fixture
-def node(monkeypatch, tmp_path):
-    """A node of two workers, which have trained a step after a script of `script_s`."""
-    started = []
-    monkeypatch.setattr(
-        Standbys, "_start", lambda _self, rank: started.append(rank) or SimpleNamespace(waits=False)
-    )
-    monkeypatch.setattr(Standbys, "_look", lambda _self: None)
-    monkeypatch.setattr(standbys, "resident_bytes", lambda _pid: GB)
-
-    def starts(how="auto", *, script_s=3.0, device="cpu", free=4 * GB, pids=(1, 2), leaves=None):
-        monkeypatch.setattr(standbys, "available_bytes", lambda: free)
-        clock, begun, options = FakeClock(), [], Options(recipe="r.py", run_dir=str(tmp_path), standby=how)
-        declared = SimpleNamespace(device=device)
-        parts = SimpleNamespace(
-            settings=SimpleNamespace(options=options, nproc=2, declared=declared, imports_library=True),
-            page=SimpleNamespace(open_step=lambda _rank: begun[0] if begun else None, restored_step=0),
-            memory=SimpleNamespace(slots=SimpleNamespace(capacity_bytes=GB)),
-            shutdown=SimpleNamespace(reason=leaves),
-            common_step=0,
-            clock=clock,
-        )
-        found = Standbys(parts)
-        found.begin(ran_anew=True)
-        clock.sleep(script_s)
-        begun.append(0)
-        found.poll(pids)
-        assert not started  # before a step was trained nothing is delayed
-        parts.common_step = 1
-        clock.sleep(IDLE_S)
-        found.poll(pids)
-        found.poll(pids)
-        return started
-
-    return starts
-
-
 @pytest.mark.parametrize(
     ("case", "number"),
     [
@@ -73,8 +36,36 @@ def node(monkeypatch, tmp_path):
         ({"pids": (), "script_s": 0.1, "free": 2 * GB}, 1),  # a node that waits for others
     ],
 )
-def test_auto_starts_one_for_a_slow_script_and_free_memory(node, case, number):
-    assert len(node(**case)) == number
+def test_auto_starts_one_for_a_slow_script_and_free_memory(monkeypatch, tmp_path, case, number):
+    """A node of two workers, which have trained a step after a script of `script_s`."""
+    usual = {"how": "auto", "script_s": 3.0, "device": "cpu", "free": 4 * GB, "pids": (1, 2), "leaves": None}
+    of, clock, started, begun = SimpleNamespace(**usual | case), FakeClock(), [], []
+    monkeypatch.setattr(
+        Standbys, "_start", lambda _self, rank: started.append(rank) or SimpleNamespace(waits=False)
+    )
+    monkeypatch.setattr(Standbys, "_look", lambda _self: None)
+    monkeypatch.setattr(standbys, "resident_bytes", lambda _pid: GB)
+    monkeypatch.setattr(standbys, "available_bytes", lambda: of.free)
+    options = Options(recipe="r.py", run_dir=str(tmp_path), standby=of.how)
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(options=options, nproc=2, declared=of, imports_library=True),
+        page=SimpleNamespace(open_step=lambda _rank: begun[0] if begun else None, restored_step=0),
+        memory=SimpleNamespace(slots=SimpleNamespace(capacity_bytes=GB)),
+        shutdown=SimpleNamespace(reason=of.leaves),
+        common_step=0,
+        clock=clock,
+    )
+    found = Standbys(parts)
+    found.begin(ran_anew=True)
+    clock.sleep(of.script_s)
+    begun.append(0)
+    found.poll(of.pids)
+    assert not started  # before a step was trained nothing is delayed
+    parts.common_step = 1
+    clock.sleep(IDLE_S)
+    found.poll(of.pids)
+    found.poll(of.pids)
+    assert len(started) == number
 
 
 @pytest.fixture

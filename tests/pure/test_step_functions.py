@@ -6,23 +6,11 @@ import pytest
 from run_records import events
 from steps import NoPage
 
-from elastic.errors import UsageError
 from elastic.observe.log import EventLog
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
 from elastic.train.loop.on_step import StepFunctions
 from elastic.worker.heartbeat import HeartbeatSender
-
-
-@pytest.fixture
-def report(tmp_path):
-    log = EventLog(tmp_path / "a-worker0.jsonl", node="a", clock=SystemClock())
-
-    def report(functions, steps):
-        for step in steps:
-            functions.report(StepLine(step=step), HeartbeatSender(NoPage(), 0), log, lambda: None)
-
-    return report
 
 
 class UnspeakableError(Exception):
@@ -39,7 +27,7 @@ class UnspeakableError(Exception):
         (asyncio.CancelledError(), "CancelledError"),
     ],
 )
-def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, capsys, report, error, said):
+def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, capsys, error, said):
     """Of a step that is done again, which was reported before, it is not called again. The same
     from step 3 on for another function of the same name, whose traceback is shown as well.
     """
@@ -55,15 +43,11 @@ def test_a_functions_error_is_said_once_and_it_is_called_again(tmp_path, capsys,
 
     functions.add(failing_from(1))
     functions.add(failing_from(3))
-    report(functions, (1, 2, 2, 3, 4))
+    log = EventLog(tmp_path / "a-worker0.jsonl", node="a", clock=SystemClock())
+    for step in (1, 2, 2, 3, 4):
+        functions.report(StepLine(step=step), HeartbeatSender(NoPage(), 0), log, lambda: None)
     assert seen == [1, 1, 2, 2, 3, 3, 4, 4]
     found = events(tmp_path)
     assert [(each["event"], each["step"]) for each in found] == [("on_step_failed", step) for step in (1, 3)]
     assert all(said in each["message"] for each in found)
     assert capsys.readouterr().err.count("raised at step") == 2
-
-
-def test_a_refused_call_of_this_library_ends_the_run(report):
-    (functions := StepFunctions()).add(lambda _record: functions.refuse_inside("run.evaluate"))
-    with pytest.raises(UsageError, match="called by a function of run"):
-        report(functions, (1,))

@@ -1,8 +1,6 @@
 """Where a recipe ended its run early is written down once, and read back or refused."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elastic.checkpoint import stop_record
 from elastic.checkpoint.stop_record import StopRecord
@@ -15,12 +13,6 @@ CLOCK = SystemClock()
 
 def record(step=9, run_id="run"):
     return StopRecord(run_id=run_id, step=step, steps=18, reason="enough")
-
-
-@given(step=st.integers(0, 10**11), reason=st.text(max_size=500))
-def test_any_record_reads_back_as_it_was_written(step, reason):
-    written = StopRecord(run_id="run", step=step, steps=step + 1, reason=reason)
-    assert stop_record.parse(written.to_json()) == written
 
 
 def test_of_two_ends_of_a_run_the_first_stays(tmp_path):

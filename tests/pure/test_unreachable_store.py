@@ -7,7 +7,6 @@ COMMANDS = [
     "runs {}",
     "status {}/run",
     "report {}/run",
-    "report {}/run --html page.html",
     "verify {}/run",
     "diff {}/run {}/run",
     "watch {}/run --once",

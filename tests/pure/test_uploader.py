@@ -65,13 +65,6 @@ def config(tmp_path, page):
 
 
 @pytest.fixture
-def process(config):
-    process = UploaderProcess(replace(config, owner=os.getpid()))
-    yield process
-    process.stop(LIMIT_S)
-
-
-@pytest.fixture
 def slots():
     with closing(SnapshotSlots.create(LARGE_BYTES, 8)) as slots:
         yield slots
@@ -156,11 +149,12 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, process, slots):
+def test_an_offer_is_committed_answered_and_logged(config, slots):
     """The ordinary way: offer, wait for the answer, look into the store and the event log.
 
     A terminal's Ctrl-C and a kill of the whole group reach it: its owner alone ends it.
     """
+    process = UploaderProcess(replace(config, owner=os.getpid()))
     for number in stop_signals.ALL:
         os.kill(process.pid, number)
     data = image_of(7, LARGE_BYTES // 2)
@@ -221,18 +215,18 @@ def test_a_save_is_fenced_by_a_generation_without_its_node(config, page, rendezv
     assert told(config, "event", "generation") == [*zip(names, (1, 1, 3), strict=True)]
 
 
-@pytest.mark.parametrize("dies", ["idle", "in its save", "before it reads the offer"])
+@pytest.mark.parametrize("dies", ["in its save", "before it reads the offer"])
 def test_an_offer_outlives_its_uploader_and_a_save_is_made_anew(config, slots, dies, monkeypatch):
     """A save in hand is lost, and says so; an offer that waits is the next uploader's."""
     monkeypatch.setattr(client, "RESTART_S", 0.0)
     faults = "checkpoint 1 before-commit: kill uploader" if dies == "in its save" else None
     process = UploaderProcess(replace(config, owner=os.getpid(), faults=faults))
     if faults is None:
-        os.kill(process.pid, signal.SIGKILL if dies == "idle" else signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
     handover = hand_over(config, slots, 1, final=True)
     if dies == "in its save":
         assert state_of(handover) is SaveState.LOST
-    elif dies == "before it reads the offer":
+    else:
         os.kill(process.pid, signal.SIGKILL)
     said, ended = [], threading.Event()
     watch = threading.Thread(target=process.revive_until, args=(ended, said.append))

@@ -42,14 +42,11 @@ def test_a_run_that_trains_is_shown_with_what_happened_lately():
     for part in (
         "runs/x  running",
         "7 of 20, about 13 s left",
-        "loss             0.25",
-        "2, 2 workers",
         "step 7, 1.5 s ago",
         "a generation begins (failure), world size 2",
         "back at step 7 after 1.30 s: rank 1 was killed by SIGKILL, 0 steps lost",
         "checkpoint of step 7 committed",
         "goodput          70.0%",
-        "end 1.8 s",
     ):
         assert part in text
 
@@ -85,11 +82,3 @@ def test_the_newest_event_stands_above_and_commands_no_terminal():
     assert "cannot be read now" in lines[1]
     assert "ECC" in "".join(lines[3:6])
     assert "b[red]" in out.getvalue() and "\x1b" not in out.getvalue()
-
-
-def test_a_run_whose_files_cannot_be_read_gets_a_sentence(tmp_path, printed):
-    """A link that leads to itself, in the place of the events."""
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "events").symlink_to("events")
-    said = printed(2, "watch", tmp_path, "--once")
-    assert "expected files of a run that can be read" in said and "Traceback" not in said

@@ -78,17 +78,13 @@ def test_the_users_innermost_line_is_found_among_libraries():
     assert found == f'  at {__file__}:{line}: decode(int, "no number", what="a number")'
 
 
-def failing_group(**settings):
-    torch.distributed.init_process_group("gloo", **settings)
-
-
 def test_a_process_group_of_the_users_is_known_by_its_traceback(monkeypatch):
     """torch says only which variable it lacks. One that this library opens is no mistake of the
     recipe's, nor is an error that comes from somewhere else.
     """
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="RANK") as raised:
-        failing_group()
+        torch.distributed.init_process_group("gloo")
     assert script_end.opens_group(raised.tb)
     monkeypatch.setattr("elastic.worker.preload._INSTALLED", (str(Path(__file__).parent),))
     assert not script_end.opens_group(raised.tb)

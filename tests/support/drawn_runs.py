@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from logged import logged
+from logged import logged, started
 from records import IDENTITY
 
 from elastic.events import Event
@@ -51,13 +51,6 @@ def drawn(
     return page_of(name, view_of(record, {"alive": 1.0} if now_s < math.inf else {}))
 
 
-def started(
-    time: float, generation: int, cause: str, nodes: list[str], world_size: int | None = None
-) -> LoggedEvent[Event]:
-    size = world_size or 2 * len(nodes)
-    return logged("generation_started", time, generation, nodes[0], world_size=size, nodes=nodes, cause=cause)
-
-
 def line(step: int, time: float, generation: int, **values: Any) -> StepLine:
     loss = 2.0 * math.exp(-step / 3000) + 0.3 + 0.05 * math.sin(step * 12.9898)
     values = {
@@ -83,7 +76,7 @@ def of_generations(count: int, steps_each: int, *, num_nodes: int = 3) -> tuple[
         cause = causes[generation % 4] if generation > 1 else "start"
         if cause == "node lost":
             nodes = [*nodes[1:], f"spot-{generation % 5}-{generation}-{generation:08x}"]
-        events.append(started(time, generation, cause, nodes))
+        events.append(started(time, generation, cause, nodes, 2 * len(nodes)))
         tell("restored", time + 1.2, step=step, source="peer", lost_steps=generation % 3)
         tell("run_started", time + 1.1, steps=count * steps_each)
         time += 2.0

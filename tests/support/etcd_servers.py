@@ -73,9 +73,6 @@ class EtcdServers:
     def url(self, member: int) -> str:
         return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._ports[member]}"
 
-    def port(self, member: int = 0) -> int:
-        return self._ports[member]
-
     def start(self, member: int) -> None:
         peers = [f"http://127.0.0.1:{port}" for port in self._peer_ports]
         words = [str(etcd_program()), "--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")]

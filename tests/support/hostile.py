@@ -25,22 +25,16 @@ def bomb(flag: Path) -> bytes:
 
 
 HOSTILE = [
-    b"",
-    b"\0",
     b"\xff\xfe\xff",
     b"[" * 100_000,
     b'{"a":' * 100_000,
     b"9" * 1_000_000,
     b"1" * 5_000,
-    b"-1",
     "²".encode(),
     "٣".encode(),
     b"NaN",
     b"Infinity",
     b"1e999",
-    b"null",
-    b"[]",
-    b"{}",
     b'"\\ud800"',
     b'{"step": 1e999}',
     bomb(Path("/nowhere/went-off")),
@@ -60,11 +54,9 @@ texts = st.text(max_size=6) | st.sampled_from(
         "a\0b",
         "\x1b]0;x\x07",
         "[/red]",
-        "[bold]",
         "\ud800",
         "\u202e",
         "x:99999",
-        "1:",
     ]
 )
 json_values = st.recursive(

@@ -35,7 +35,7 @@ def started(
     time: float, generation: int, cause: str, nodes: Iterable[str] = ("n1", "n2"), world_size: int = 2
 ) -> LoggedEvent[Event]:
     about: dict[str, Any] = {"world_size": world_size, "nodes": [*nodes], "cause": cause}
-    return logged("generation_started", time, generation, **about)
+    return logged("generation_started", time, generation, about["nodes"][0], **about)
 
 
 def step(number: int, time: float, generation: int, seconds: float = 1.0) -> StepLine:
