@@ -23,7 +23,7 @@ WORLDS = st.integers(1, 40).flatmap(lambda shards: st.tuples(st.just(shards), st
 
 
 @given(WORLDS, st.booleans(), st.booleans())
-def test_each_shard_is_computed_once_and_all_ranks_have_equal_rounds(world, is_reversed, is_dealt_anew):
+def test_each_shard_is_computed_once_in_equal_rounds(world, is_reversed, is_dealt_anew):
     shards, size = world
     spans = strides(shards, size)
     dealt = rounds(spans[::-1] if is_dealt_anew else spans, is_reversed=is_reversed)

@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
-MOST_LINES = {"elastic": 20_590, "elastic/train elastic/proof": 5_696, "tests": 19_790}
-MOST_FILES = {"elastic": 208, "elastic/train elastic/proof": 47}
-MOST_WORDS = 19_393  # of README and docs, without decisions and the table that `make proof` makes
-MOST_WORDS = 19_393  # of README and docs, without decisions and the table that `make proof` makes
+# Sharded state may take 1 800 lines in all, the parts of other rooms that know of it included.
+MOST_LINES = {"elastic": 21_058, "elastic/train elastic/proof": 6_123, "tests": 19_758}
+MOST_FILES = {"elastic": 214, "elastic/train elastic/proof": 52}
+MOST_WORDS = 19_019  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
