@@ -205,13 +205,10 @@ class StepAudit:
         if sharded is None:
             backward(outputs)
         else:
-            ranks = len(self.shards)
-            is_own = computation.shard == self.own and ranks > 1
-            found = sharded.again(
-                [self.shards[(rank + (not is_own)) % ranks] for rank in range(ranks)],
-                partial(backward, outputs),
-            )
-            computation.sharded = found[computation.shard]
+            own, neighbours = self.shards, [*self.shards[1:], self.shards[0]]
+            now = own if computation.shard == self.own else neighbours
+            found = sharded.again(now, partial(backward, outputs))
+            computation.sharded = found.get(computation.shard, {})
         for parameter in self.first.gradients:
             # A gradient that a shard does not give counts as +0.0 in the sum.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -225,7 +222,7 @@ class StepAudit:
             # must start the operations of a group in the same order.
             self._auditor.of_steps.gradients.wait()
         if (sharded := self._auditor.parts.state.sharded) is not None:
-            self.first.sharded = sharded.audited()[self.own]
+            self.first.sharded = sharded.audited().get(self.own, {})
         told = groups.all_gather([each.evidence(calls, names).whole for each in computations])
         ranks = len(told)
         if failed := [each for each in range(ranks) if told[each][0] != told[auditor_of(each, ranks)][1]]:

@@ -44,6 +44,8 @@ def peers_may_die(what: str) -> Iterator[None]:
     """Turns a collective's RuntimeError, which is how torch reports a dead peer, into PeerLost."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise PeerLost(f"another worker went away during {what}: {error}") from error
 

@@ -223,8 +223,9 @@ class _Form(NamedTuple):
 
     @staticmethod
     def of(tensor: Tensor) -> "_Form":
-        # Of no rows, which have no address, the memory that would hold them.
-        address = local(tensor).untyped_storage()._cdata if is_sharded(tensor) else tensor.data_ptr()  # noqa: SLF001
+        address = local(tensor).data_ptr()
+        if not address and is_sharded(tensor):  # no rows, which have no address: by what would hold them
+            address = local(tensor).untyped_storage()._cdata  # noqa: SLF001
         stride, device = tensor.stride(), tensor.device
         views = tensor.is_conj(), tensor.is_neg()
         return _Form(tensor.dtype, tensor.shape, address, stride, device, tensor.nbytes, *views)

@@ -31,7 +31,7 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def whole(tensor: Tensor) -> Tensor:
-    """All rows, in new memory; of a tensor that is not sharded, itself.
+    """All rows; of a tensor that is not sharded, itself. With several ranks in new memory.
 
     All ranks call it for the same tensors in the same order. Raises PeerLost.
     """
@@ -39,6 +39,8 @@ def whole(tensor: Tensor) -> Tensor:
         return tensor
     try:
         found: Tensor = tensor.detach().full_tensor()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise PeerLost(f"another worker went away while a sharded tensor was gathered: {error}") from error
     return found

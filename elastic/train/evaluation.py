@@ -122,7 +122,7 @@ class Evaluation:
                 counts = [sum(block < num_blocks for block in each) for each in exchange.spans]
                 for _ in range(max(counts) - counts[rank]):
                     self._compute(function, batch, kept)
-                self.sharded.gather_no_more()
+                self.sharded.reshard()
         self._compare(str(form), first, again)
         totals = {}
         for dtype in DTYPES:

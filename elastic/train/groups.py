@@ -114,6 +114,15 @@ class ProcessGroups:
                 self.store.set(key, value)
                 self.store.get(key)
 
+    def have_told(self, key: str, within_s: float) -> bool:
+        """Whether each rank has written down a value under `key/RANK` by then."""
+        with self.waiting(), suppress(RuntimeError):
+            if self.store is not None:
+                names = [f"{key}/{rank}" for rank in range(self.world_size)]
+                self.store.wait(names, timedelta(seconds=within_s))
+            return True
+        return False
+
     def told(self, key: str) -> str | None:
         """What a rank wrote down, or None. It does not wait, and an error is no answer."""
         with suppress(RuntimeError):

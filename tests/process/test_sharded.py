@@ -88,8 +88,10 @@ def test_a_rehearsal_deals_shards_anew(drill, starts, replicated):
     assert {verdict for (verdict,) in drill.values("rehearsed", "verdict")} == {"alike"}
 
 
-def test_the_recipe_leaves_its_loop_early(drill, starts, replicated):
-    starts("--nproc-per-node", "2", arguments=("--leave", "6")).ends_with(0)
+@pytest.mark.parametrize("step", ["6", "-7"], ids=["after", "before"])
+def test_the_recipe_leaves_its_loop_early(drill, starts, replicated, step):
+    """After an update, or before the gradients of the step after it."""
+    starts("--nproc-per-node", "2", *EVERY_STEP, arguments=("--leave", step)).ends_with(0)
     is_like(drill, replicated("--leave", "6"))
 
 
@@ -101,10 +103,15 @@ def test_an_audit_finds_a_backward_with_a_memory(drill, starts):
 
 
 REFUSED = {
-    "clip": "call elastic.clip_grad_norm_",
+    "clip": "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_",
+    "sum": "expected no sum over rows of a sharded tensor",
+    "draw": "expected no random numbers in a sharded tensor",
+    "settings": "expected a sharded module whose sums are the run's",
     "optimizer": "expected an optimizer that updates each number by itself",
     "penalty": "found a term of the loss that uses them by itself",
     "unused": "expected a gradient of each of its",
+    "some": "expected gradients in every shard or in none",
+    "order": "expected every worker to use the sharded modules in one order",
     "torch": "shard its module by run.fully_shard",
 }
 

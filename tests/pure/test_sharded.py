@@ -43,7 +43,7 @@ def test_the_sum_of_rows_is_that_of_the_tree(world, is_reversed, draw):
     expected = fold(tree.parts, shards, add)
 
     of = Rounds(shards=shards, world_size=size, waiting=None)
-    sums = ModuleSums("", [], of)
+    sums = ModuleSums(0, "", [], of)
     dealt = rounds(strides(shards, size), is_reversed=is_reversed)
     output = torch.empty(2)
     for number, of.now in enumerate(dealt):

@@ -17,7 +17,6 @@ import json
 
 from elastic.checkpoint import stop_record
 from elastic.errors import StoreFailed, UsageError
-from elastic.reduce.exchange import peers_may_die
 from elastic.snapshot.image import LiveChecksum
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
@@ -27,6 +26,7 @@ from elastic.train.state.saving import SavedState
 from elastic.train.state.snapshotting import layout_of
 from elastic.train.step.parts import StepPlace
 
+KEEPS_S = 300.0  # the others may evaluate, or write a file, before they leave
 _ADVICE = (
     "All ranks must leave it in the same step: decide by values that are the same on each of them, such as step.number, "
     "the loss that step.mean_loss returns, run.evaluate or elastic.Values, and not by run.rank, a clock or a rank's own data"
@@ -36,15 +36,15 @@ _ADVICE = (
 def agree(groups: ProcessGroups, place: StepPlace, *, keeps: bool) -> ProcessGroups:
     """Wait until all ranks have left the loop; returns their fresh groups, which replace `groups`.
 
-    keeps: the same ones, as sharded modules need them; a rank that goes on then waits like a hang.
+    keeps: the same ones, which sharded modules use; their waits end with this process alone.
     No thread of this process may be using the groups. Raises UsageError on every rank unless they
     left at the same place, PeerLost.
     """
     groups.tell(f"left/{groups.rank}", json.dumps(place))
-    if keeps and groups.store is not None:
-        with groups.waiting(), peers_may_die("the end of the loop"):
-            for rank in range(groups.world_size):
-                groups.store.get(f"left/{rank}")
+    if keeps and not groups.have_told("left", KEEPS_S):
+        raise UsageError(
+            f"rank {groups.rank} left the loop {place}, and not all others did within {KEEPS_S:.0f} s. {_ADVICE}"
+        )
     fresh = groups if keeps else groups.reopened("left")
     places = [StepPlace(*each) for each in fresh.all_gather(place)]
     if len(set(places)) > 1:
@@ -99,9 +99,9 @@ def check_unchanged(
     is_changed, state = not has_same_mark, parts.state.flatten()
     if resumed.step == number - 1:
         is_changed |= state_evidence(state).whole != resumed.checksum
-    elif last is not None and last.published is not None:
+    elif last is not None:  # on every rank, whose copy one of its node has
         now = LiveChecksum(layout_of(state, last.info)).hexdigest()
-        is_changed |= now != last.published.snapshot.info.checksum
+        is_changed |= last.published is not None and now != last.published.snapshot.info.checksum
     if any(parts.groups.all_gather(is_changed)):
         raise UsageError(
             f"the recipe left the loop in step {number} before its gradients, and had changed the state in it. Expected the state "

@@ -5,13 +5,16 @@ depend on no kernel. The sums of all rows, which ranks tell each other, are adde
 way, in the order of the parameters.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from elastic.errors import UsageError
-from elastic.snapshot.sharded import is_sharded, local, whole
+from elastic.reduce.exchange import all_gather, peers_may_die
+from elastic.snapshot.sharded import is_sharded, local
 from elastic.train.misuse import public
 
 
@@ -30,24 +33,33 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
     gradients = [p.grad for p in listed if p.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
-    norm = halves(torch.cat([row_sums(each) for each in gradients])[None]).sqrt().squeeze()
+    norm = halves(torch.cat(row_sums(gradients))[None]).sqrt().squeeze()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for each in gradients:
         local(each).mul_(scale.to(each.device, each.dtype))
     return norm
 
 
-def row_sums(gradient: Tensor) -> Tensor:
-    """float64 [rows]: the sum of the squares of each row."""
-    own = local(gradient)
-    rows = own.flatten(1) if own.dim() > 1 else own.reshape(-1, 1)
-    sums = halves(rows.double().square())
-    if not is_sharded(gradient):
-        return sums
-    mesh, shape = gradient.device_mesh, gradient.shape[:1]
-    return whole(
-        type(gradient).from_local(sums, mesh, gradient.placements, run_check=False, shape=shape, stride=(1,))
-    )
+def row_sums(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """float64 [rows] of each: the sum of the squares of each row. Raises PeerLost."""
+    found = []
+    for each in gradients:
+        own = local(each)
+        found.append(halves((own.flatten(1) if own.dim() > 1 else own.reshape(-1, 1)).double().square()))
+    if sharded := [number for number, each in enumerate(gradients) if is_sharded(each)]:
+        mesh: Any = gradients[sharded[0]].device_mesh  # type: ignore[attr-defined]
+        most = [-(-gradients[number].shape[0] // mesh.size()) for number in sharded]
+        padded = [
+            pad(found[number], (0, rows - len(found[number])))
+            for number, rows in zip(sharded, most, strict=True)
+        ]
+        own = torch.cat(padded)
+        every = own.new_empty(mesh.size() * len(own))
+        with peers_may_die("the norm of gradients"):
+            all_gather(every, own, group=mesh.get_group())
+        for number, of_ranks in zip(sharded, torch.split(every.view(mesh.size(), -1), most, 1), strict=True):
+            found[number] = of_ranks.reshape(-1)[: gradients[number].shape[0]]
+    return found
 
 
 def halves(rows: Tensor) -> Tensor:

@@ -4,18 +4,14 @@ It shards at every world size, also at one, so that a state is cut and a policy 
 sharded module's collectives go through a process group of their own: those of the run may be under
 way in another thread.
 
-It does not promise that what a recipe computes across the rows of sharded tensors by itself (a norm
-of weights, a quantile) has the same bits at every world size: DTensor adds ranks up in its own
-order. torch's clip_grad_norm_ does so in every recipe, and is refused by name.
+It does not see what a recipe computes of the rows that its rank has (`to_local`).
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined] # public by its documentation
@@ -25,7 +21,8 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange, all_gather, peers_may_die
 from elastic.snapshot.sharded import is_sharded
 from elastic.train.groups import ProcessGroups
-from elastic.train.sharded.sums import ModuleSums, Round, Rounds, rounds
+from elastic.train.sharded import refuse
+from elastic.train.sharded.sums import Allocating, ModuleSums, Round, Rounds, rounds, used_in_some
 
 WORDS = 1 << 64
 OPTIONS = {"reshard_after_forward", "mp_policy", "ignored_params"}
@@ -44,13 +41,14 @@ class ShardedModules:
         self.ids: dict[int, nn.Parameter] = {}  # all sharded parameters, by their id
         self._watched: set[int] = set()
         self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
+        self._used: set[str] | None = None  # modules that got some in a round of this computation
         if not dist.is_initialized():  # in plain python
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         with peers_may_die("the opening of the group"):
             group = dist.new_group(backend="gloo" if groups.gradients is None else "nccl")
         assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
         self._mesh = DeviceMesh.from_group(group, groups.device.type)
-        _refuse_torch_clipping()
+        refuse.what_depends_on_ranks()
 
     def add(self, module: Any, options: dict[str, Any]) -> Any:
         """Shard it. Raises UsageError, and what torch raises."""
@@ -65,25 +63,26 @@ class ShardedModules:
                 "run.fully_shard(reshard_after_forward=...): expected True, False or None, found a number of ranks"
             )
         parts = module if isinstance(module, Sequence) else [module]
+        name = f"sharded module {len(self._modules)} ({type(parts[0]).__name__})"
         found = fully_shard(module, mesh=self._mesh, **options)
         every = {id(p): p for part in parts for p in part.parameters() if is_sharded(p)}
         own = {name: p for name, p in every.items() if name not in self.ids}
         self.ids |= own
-        sums = ModuleSums(
-            f"sharded module {len(self._modules)} ({type(parts[0]).__name__})", [*own.values()], self._of
-        )
+        number = len(self._modules)
+        sums = ModuleSums(number, name, [*own.values()], self._of)
         first = parts[0]
         first.set_gradient_divide_factor(1.0)  # a loss is divided by the shards already
         first.set_force_sum_reduction_for_comms(True)
         if own:
-            first.set_custom_all_gather(_Gather(self._of.waiting))
+            first.set_custom_all_gather(_Gather(number, self._of))
             first.set_custom_reduce_scatter(sums)
             if self._of.world_size == 1:
-                first.set_all_reduce_hook(sums.alone)
+                first.set_all_reduce_hook(sums.all_reduce_hook)
+        refuse.settings_of(first)
         self._modules.append(first)
         return found
 
-    def gather_no_more(self) -> None:
+    def reshard(self) -> None:
         """The modules hold their own rows again, as parameters and optimizers know them.
 
         After a forward without a backward FSDP leaves some of them whole.
@@ -112,14 +111,22 @@ class ShardedModules:
         self._left = rounds(exchange.spans, is_reversed=exchange.is_reversed)
         self._of.audited, self._of.checksums = frozenset(audited), {}
         self._given.clear()
+        self._used = None
 
     def begin_round(self) -> None:
         self._of.now, *self._left = self._left
         self._of.is_last = not self._left
         self._given.clear()
+        self._of.used.clear()
 
     def end_round(self, parameters: list[nn.Parameter]) -> None:
         """parameters: as in `begin_computation`; the last round leaves their gradients."""
+        self._of.now = ()
+        used = set(self._of.used)
+        if others := used ^ (used if self._used is None else self._used):
+            raise used_in_some(min(others))
+        self._used = used
+        # FSDP calls the hook once for each sum, and autograd for each term past the module.
         if len(set(map(id, self._given))) < len(self._given):
             self._refuse_direct()
         if not self._of.is_last:
@@ -142,9 +149,22 @@ class ShardedModules:
             "take weight_decay, or compute the term in that forward"
         )
 
+    def order(self) -> list[float]:
+        """Which modules this rank has gathered and summed so far, as two small numbers."""
+        return [float(self._of.order >> shift & 0xFFF) for shift in (0, 12)]
+
+    def check_order(self, told: list[float]) -> None:
+        """told: the sum of all ranks' `order`. Raises UsageError where it was not the same."""
+        if told != [self._of.world_size * number for number in self.order()]:
+            raise UsageError(
+                "expected every worker to use the sharded modules in one order, found another one: workers had other modules, or forwards on some of "
+                "them alone; let no data, and no rank, decide which modules run"
+            )
+
     def audited(self) -> dict[int, dict[str, int]]:
         """The checksums of all rows of the gradients of the audited shards, by module."""
-        return self._whole(self._of.checksums)
+        found, self._of.checksums = self._whole(self._of.checksums), {}
+        return found
 
     def again(self, shards: Sequence[int], backward: Callable[[], None]) -> dict[int, dict[str, int]]:
         """The same, of a backward in which each rank computes one of these shards again."""
@@ -164,39 +184,13 @@ class ShardedModules:
         return found
 
 
-class _Gather:
-    def __init__(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-        self._waiting = waiting
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+class _Gather(Allocating):
+    def __init__(self, module: int, of: Rounds) -> None:
+        self._module, self._of = module, of
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
-        with self._waiting(), peers_may_die("a gather of parameters"):
+        self._of.note(self._module)
+        with self._of.waiting(), peers_may_die("a gather of parameters"):
             return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-def _refuse_torch_clipping() -> None:
-    """Its norm depends on the world size. Recipes have imported it by name: what it calls is
-    replaced.
-    """
-    clip: Any = torch.nn.utils.clip_grad
-    if hasattr(clip, "_get_total_norm"):
-        clip._get_total_norm = _refusing(clip._get_total_norm)  # noqa: SLF001 - of torch 2.6 and later
-
-
-def _refusing(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def checked(tensors: Any, *arguments: Any, **named: Any) -> Tensor:
-        listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if any(map(is_sharded, listed)):
-            raise UsageError(
-                "torch.nn.utils.clip_grad_norm_: expected gradients that are not sharded, found some whose norm would depend on the number of workers; "
-                "call elastic.clip_grad_norm_(model.parameters(), max_norm)"
-            )
-        return norm(listed, *arguments, **named)
-
-    return checked

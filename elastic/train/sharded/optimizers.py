@@ -6,7 +6,7 @@ with the optimizer's own code and settings, and must become the same.
 """
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 from elastic.errors import UsageError
 from elastic.snapshot.sharded import is_sharded
 
-ROWS, COLUMNS, STEPS = 8, 6, 3
+ROWS, COLUMNS, STEPS = 256, 130, 3  # more numbers than a block of an optimizer that quantizes
+SCALES = 1.0, 1e3, 1e-3  # of gradients: one may clip by their norm
+_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 
 
 def check(optimizer: Optimizer) -> None:
@@ -48,10 +50,13 @@ def _updated(optimizer: Optimizer, group: dict[str, Any], numbers: Tensor) -> Te
     parameter = nn.Parameter(numbers[0].clone())
     settings = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
     trial = object.__new__(type(optimizer))
-    vars(trial).update(
-        vars(optimizer), state=defaultdict(dict), param_groups=[settings | {"params": [parameter]}]
-    )
-    for gradient in numbers[1:]:
-        parameter.grad = gradient.clone()
+    kept = {
+        name: copy.copy(value) if isinstance(value, list | dict) else value
+        for name, value in vars(optimizer).items()
+    }
+    kept |= {name: OrderedDict() for name in _HOOKS}
+    vars(trial).update(kept, state=defaultdict(dict), param_groups=[settings | {"params": [parameter]}])
+    for gradient, scale in zip(numbers[1:], SCALES, strict=True):
+        parameter.grad = gradient * scale
         type(optimizer).step(trial)
     return parameter.detach()

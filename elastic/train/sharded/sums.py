@@ -9,7 +9,7 @@ zeros, which the step drops.
 So that a rank holds about log2 of the shards in partial sums of its own rows, shards are dealt in
 strides: the ranks compute neighbouring shards at the same time (`rounds`). All ranks take part in
 each round, since a sharded forward gathers parameters from all of them. A rank that has no shard of
-its own left computes one once more, first of all, and nobody adds what it gives (FILLER).
+its own left computes one once more, first of all, and nobody adds what it gives (a filler).
 
 An audit is one round more, in which each rank computes a shard of another one. Its rows are
 compared by their checksums where they lie, and never sent.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,8 @@ class Rounds:
     shards: of a global batch. waiting: around each wait for other ranks. now: the round under way.
     is_added: whether its shards are, which an audit's are not; is_last: whether it ends the sums.
     audited: shards whose gradients get checksums: `checksums`, of this rank's rows, by shard and
-    the name of a module.
+    the name of a module. used: names of modules that had gradients in this round. order: a checksum
+    of the modules that were gathered and summed so far, in order.
     """
 
     shards: int
@@ -63,22 +65,32 @@ class Rounds:
     is_last: bool = False
     audited: frozenset[int | None] = frozenset()
     checksums: dict[int, dict[str, int]] = field(default_factory=dict)
+    used: list[str] = field(default_factory=list)
+    order: int = 0
+
+    def note(self, module: int) -> None:
+        self.order = crc32(module.to_bytes(4, "little"), self.order)
 
 
-class ModuleSums:
-    """The sums of one sharded module's gradients; FSDP calls it in place of its reduce-scatter."""
-
-    def __init__(self, name: str, parameters: list[nn.Parameter], of: Rounds) -> None:
-        """parameters: those that are sharded with this module, and with none inside it."""
-        self.name = name
-        self._parameters = parameters
-        self._of = of
-        self._stack: Stack[Tensor] = Stack(Tensor.add_)
+class Allocating:
+    """What FSDP asks of whatever exchanges its tensors."""
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class ModuleSums(Allocating):
+    """The sums of one sharded module's gradients; FSDP calls it in place of its reduce-scatter."""
+
+    def __init__(self, number: int, name: str, parameters: list[nn.Parameter], of: Rounds) -> None:
+        """number: of the module. parameters: those that are sharded with it and no inner one."""
+        self.name, self._number = name, number
+        self._output: Tensor | None = None
+        self._parameters = parameters
+        self._of = of
+        self._stack: Stack[Tensor] = Stack(Tensor.add_)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, *_: Any, **__: Any
@@ -87,17 +99,24 @@ class ModuleSums:
         the sum of this rank's piece over all shards.
         """
         self._check(input_tensor)
+        self._of.note(self._number)
         received = torch.empty_like(input_tensor)
         with self._of.waiting(), peers_may_die("the sum of sharded gradients"):
             dist.all_to_all_single(received, input_tensor, group=group)
         self._add(received, output_tensor)
 
-    def alone(self, output: Tensor) -> None:
+    def all_reduce_hook(self, output: Tensor) -> None:
         """The same with one worker, whose reduce-scatter FSDP leaves out."""
         self._check(output)
         self._add(output.clone(), output)
+        self._output = output  # on a GPU another stream than that of its memory still reads it
 
     def _check(self, gradients: Tensor) -> None:
+        if not self._of.now:
+            raise UsageError(
+                f"{self.name}: expected gradients by step.mean_loss or step.backward, found a backward of the recipe's own; make it a second "
+                "step.mean_loss"
+            )
         size = self._of.world_size
         wanted = [p for p in self._parameters if p.requires_grad]
         expected = sum(-(-p.shape[0] // size) * size * (p.numel() // p.shape[0]) for p in wanted)
@@ -109,6 +128,7 @@ class ModuleSums:
 
     def _add(self, received: Tensor, output: Tensor) -> None:
         of = self._of
+        of.used.append(self.name)
         for shard, piece in zip(of.now, received.chunk(len(of.now)), strict=True):
             if shard is None:
                 continue
@@ -117,6 +137,8 @@ class ModuleSums:
             if of.is_added:
                 self._stack.push((shard, 1), wide(piece))
         if of.is_last:
+            if sum(size for _, size in self._stack.parts) < of.shards:
+                raise used_in_some(self.name)
             output.copy_(fold(self._stack.parts, of.shards, Tensor.add_))
             self._stack = Stack(Tensor.add_)
             return
@@ -125,6 +147,13 @@ class ModuleSums:
         for block, part in self._stack.parts.items():
             if part.untyped_storage().data_ptr() == memory:  # of all ranks' pieces, for this one
                 self._stack.parts[block] = part.clone()
+
+
+def used_in_some(module: str) -> UsageError:
+    return UsageError(
+        f"{module}: expected gradients in every shard or in none, found them in some; give what a shard does not use a factor of 0, or "
+        "shard it with a module that every shard uses"
+    )
 
 
 def wide(numbers: Tensor) -> Tensor:

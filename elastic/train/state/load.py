@@ -94,7 +94,7 @@ def load_module(name: str, module: nn.Module, flat: FlatState) -> None:
         saved = flat.tensors.get(entry)
         # An object that has taken the memory of the saved tensor, by assign=True, would lose it.
         if saved is not None and local(tensor).data_ptr() == local(saved).data_ptr() != had.get(entry):
-            tensor.data = saved.clone()
+            _share(tensor, saved.clone())
     _put_back(now, flat, has_own_dtypes=True)
 
 
@@ -126,10 +126,13 @@ def _share(tensor: Tensor, other: Tensor) -> None:
 def sharded_as(flat: FlatState, live: Mapping[str, Tensor], objects: Mapping[str, Any]) -> FlatState:
     """The state with this rank's rows, as views, of what its objects hold sharded.
 
-    live: the tensors that the objects have now. An optimizer may have none yet: its state of the
-    shape of a sharded parameter is sharded as that is.
+    live: the tensors that the objects have now; others may not be there yet. Those that were
+    sharded when they were saved are again. Of a run that was not, an optimizer's state of the shape
+    of a sharded parameter is sharded as that is.
     """
     like: dict[str, Any] = {entry: tensor for entry, tensor in live.items() if is_sharded(tensor)}
+    any_one = next(iter(like.values()), None)
+    like |= dict.fromkeys(flat.about.get("sharded", ()), any_one)
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
             owners = (p for group in thing.param_groups for p in group["params"])
@@ -143,7 +146,7 @@ def sharded_as(flat: FlatState, live: Mapping[str, Tensor], objects: Mapping[str
     cut = {
         entry: as_sharded(tensor, like[entry])
         for entry, tensor in flat.tensors.items()
-        if entry in like and not is_sharded(tensor)
+        if like.get(entry) is not None and not is_sharded(tensor)
     }
     return replace(flat, tensors=flat.tensors | cut)
 

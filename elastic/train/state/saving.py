@@ -11,7 +11,7 @@ The uploader tries calls of the storage again; a final save is offered FINAL_TRI
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
@@ -22,6 +22,7 @@ from elastic.events import CheckpointFailed, Drained
 from elastic.observe.log import EventLog
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
+from elastic.snapshot.sharded import is_sharded
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
@@ -65,12 +66,18 @@ class Saving:
         copies: take a snapshot before. wait, patient: as in `Snapshotting.take`.
         """
         parts = self.parts
+        # Sharded tensors are gathered once on each rank: a copy of them is not left under way.
+        wait |= parts.state.sharded is not None
         published = self._take(info, wait=wait, patient=patient) if copies else None
         began_s, cost_s = parts.clock.monotonic(), None
         if published is not None:
             self.agreement.add(info.step, published.snapshot.info.checksum)
         else:
-            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
+            flat = parts.state.flatten()
+            if not copies:  # nobody else has the rows of a sharded tensor, to compare them with
+                of_all = {name: each for name, each in flat.tensors.items() if not is_sharded(each)}
+                flat = replace(flat, tensors=of_all)
+            self.agreement.add(info.step, LiveChecksum(layout_of(flat, info)))
             cost_s = parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.proof.evidence import Evidence
 from elastic.snapshot.image import layout
-from elastic.snapshot.sharded import local
+from elastic.snapshot.sharded import is_sharded, local
 from elastic.train.misuse import public
 from elastic.train.sharded.modules import ShardedModules
 from elastic.train.state import built, load, structure
@@ -148,6 +148,8 @@ class State:
                 layers[name] = layer_versions(value)
         places = {name: place for name, tensor in tensors.items() if (place := alignment(tensor))}
         about: dict[str, Any] = {"layers": layers, "alignments": places}
+        if self.sharded is not None:
+            about["sharded"] = [name for name, tensor in tensors.items() if is_sharded(tensor)]
         if self._built is not None:
             built.check_shapes(self._shapes, self._shapes_of(tensors), self._modules)
             about |= {"built": self._built.to_json(), "now": built.structure_of(self.objects).to_json()}

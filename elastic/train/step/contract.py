@@ -56,7 +56,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.bucket import left_changed
-from elastic.snapshot.sharded import is_sharded, whole_of
+from elastic.reduce.exchange import peers_may_die
+from elastic.snapshot.sharded import is_sharded, local, whole_of
 from elastic.train.state.state import State
 from elastic.train.state.structure import Parts
 
@@ -123,7 +124,7 @@ class Contract:
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
         if self._state.sharded is not None:
-            self._state.sharded.gather_no_more()
+            self._state.sharded.reshard()
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*self.parts.held, *self._loose):
             if not self._left or id(parameter) not in self._left:
@@ -153,7 +154,7 @@ class Contract:
         self._look()
         self._is_computing = True
         for parameter in self._unused():
-            if parameter.requires_grad and parameter.grad is not None and bool(parameter.grad.any()):
+            if parameter.requires_grad and parameter.grad is not None and _any(parameter.grad):
                 raise UsageError(
                     f"step {self._step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet; for k batches in one step "
                     "start with k times the global_batch and the shards; to drop gradients, call optimizer.zero_grad()"
@@ -193,7 +194,7 @@ class Contract:
     def end_pass(self) -> None:
         """After them. Raises UsageError for parameters that the function has changed."""
         if self._state.sharded is not None:
-            self._state.sharded.gather_no_more()
+            self._state.sharded.reshard()
         if list(map(_REQUIRES_GRAD, self._parameters)) != self._flags:
             self._check_flags()
         owned = self.parts.owned
@@ -223,7 +224,7 @@ class Contract:
         trained parameters that no object of the State saves.
         """
         if self._state.sharded is not None:
-            self._state.sharded.gather_no_more()
+            self._state.sharded.reshard()
         before, self.parts = self.parts, self._state.parts()
         if before is not self.parts:
             self._check_parameters()
@@ -271,7 +272,7 @@ class Contract:
             is_changed = by() is g and version != p._version  # noqa: SLF001 - by the recipe itself
             if not is_changed:
                 unused.append(p)
-        are_finite = all(bool(p.grad.isfinite().all()) for p in unused if p.grad is not None)
+        are_finite = all(not _any(~p.grad.isfinite()) for p in unused if p.grad is not None)
         return unused if are_finite else []
 
     def _refuse(self, changed: list[nn.Parameter]) -> None:
@@ -385,5 +386,10 @@ def _missing(what: str, name: str) -> UsageError:
     )
 
 
+def _any(tensor: Tensor) -> bool:
+    with peers_may_die("a look at gradients"):  # of a sharded tensor all ranks have a part
+        return bool(tensor.any())
+
+
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return local(tensor).untyped_storage().data_ptr()

@@ -175,7 +175,8 @@ class StepParts:
             total = self._sum_buffers(after)
             of_shards, known, signs = self._read(own, known_loss, self._signs(total))
         else:
-            said = [*asks, *self.pace.numbers(), *self.gradients.used()]
+            order = [] if self.sharded is None else self.sharded.order()
+            said = [*asks, *self.pace.numbers(), *order, *self.gradients.used()]
             with self.heartbeat.waiting():
                 sums = self.gradients.sum(encode(self._words(own, ballots), said))
                 total = self._sum_buffers(after)
@@ -187,6 +188,8 @@ class StepParts:
             used = iter(told)
             asks = Requests(*map(bool, islice(used, len(asks))))
             own_s = self.pace.read(list(islice(used, exchange.world_size)))
+            if self.sharded is not None:
+                self.sharded.check_order(list(islice(used, len(order))))
             if self.agreement is not None:
                 self.agreement.read(words[exchange.shards :], undo=self.buffers.load)
         self.gradients.assign(list(used))

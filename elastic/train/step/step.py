@@ -360,6 +360,8 @@ class Step:
         if self._parts.buffers.is_any:
             self._parts.buffers.load(call.buffers)
         call.modes.load()
+        if batch.shard == self.shards:  # a filler's number is nothing for a recipe
+            batch = replace(batch, shard=self._parts.exchange.own_shards[0])
         return self._parts.contract.call(call.function, batch)
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:

@@ -32,6 +32,13 @@ class Block(nn.Module):
         return out
 
 
+class Net(nn.Sequential):
+    def forward(self, x: Tensor, order: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+        for number in order:
+            x = self[number](x)
+        return x
+
+
 class Forgetful(torch.autograd.Function):
     """Its gradient depends on how often this process has asked for it."""
 
@@ -56,8 +63,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def built(run: elastic.Run, asked: argparse.Namespace) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(19, 13), Block(13), Block(13), nn.Linear(13, 5))
+def built(run: elastic.Run, asked: argparse.Namespace) -> Net:
+    model = Net(nn.Linear(19, 13), Block(13), Block(13), nn.Linear(13, 5))
     if asked.fault == "unused":
         model[1].register_parameter("unused", nn.Parameter(torch.ones(3)))
     if not asked.replicated:
@@ -65,7 +72,22 @@ def built(run: elastic.Run, asked: argparse.Namespace) -> nn.Sequential:
         for block in model[1:3]:
             shard(block)
         shard(model)
+    if asked.fault == "draw":
+        nn.init.normal_(model[0].weight)
+    if asked.fault == "settings":
+        model.set_gradient_divide_factor(2.0)
     return model
+
+
+def layers(fault: str, shard: int) -> tuple[int, ...]:
+    if fault == "some" and shard < 2:
+        return 0, 1, 3
+    return (0, 2, 1, 3) if fault == "order" and shard % 2 else (0, 1, 2, 3)
+
+
+def keep_average(kept: elastic.Values, model: nn.Module) -> None:
+    now = [p.detach().clone() for p in model.parameters()]
+    kept.average = [old.lerp(new, 0.1) for old, new in zip(kept.average or now, now, strict=True)]
 
 
 def main() -> None:
@@ -75,19 +97,19 @@ def main() -> None:
     draw = torch.Generator().manual_seed(1)
     samples = TensorDataset(torch.randn(160, 19, generator=draw), torch.randint(5, (160,), generator=draw))
     model = built(run, asked)
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if asked.fault == "optimizer":
-        optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
-    state = elastic.State(model=model, optimizer=optimizer)
+    kind = torch.optim.Adafactor if asked.fault == "optimizer" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-2)
+    kept = elastic.Values(average=None)  # of the parameters, from the first step on
+    state = elastic.State(model=model, optimizer=optimizer, kept=kept)
 
     def loss(batch: elastic.Batch) -> Tensor:
         x, y = batch.data
-        scores = model(x)
+        scores = model(x, layers(asked.fault, batch.shard))
         if asked.fault == "memory":
             scores = Forgetful.apply(scores)
         found = nn.functional.cross_entropy(scores, y)
         if asked.fault == "penalty":
-            found = found + 1e-3 * sum(p.square().sum() for p in model[1].parameters())
+            found = found + 1e-3 * sum(p.full_tensor().square().sum() for p in model[1].parameters())
         return found
 
     def moments(batch: elastic.Batch) -> Tensor:
@@ -96,6 +118,8 @@ def main() -> None:
 
     for step in run.steps(run.data(samples, epochs=2), state):
         wait_at_gate(gates, step.number, run.rank)
+        if step.number == -asked.leave:
+            break
         if asked.sums:
             mean, square = step.sum(moments) / step.global_batch
             step.backward((square - mean.square() - 1).square().sum())
@@ -103,7 +127,10 @@ def main() -> None:
             step.mean_loss(loss)
         clip = torch.nn.utils.clip_grad_norm_ if asked.fault == "clip" else elastic.clip_grad_norm_
         step.log(norm=clip(model.parameters(), 0.5))
+        if asked.fault == "sum":
+            model[1].up.weight.grad.sub_(model[1].up.weight.grad.sum())
         optimizer.step()
+        keep_average(kept, model)
         if step.ends_epoch:
             right = run.evaluate(
                 samples, lambda batch: (model(batch.data[0]).argmax(1) == batch.data[1]).sum(), batch_size=50

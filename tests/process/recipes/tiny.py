@@ -34,6 +34,7 @@ import elastic
 from elastic.config import environment
 
 GATE_S = 250.0
+NOTED: set[tuple[int, int]] = set()
 
 
 def wait_at_gate(folder: Path, number: int | str, rank: int) -> None:
@@ -58,7 +59,8 @@ def starve_if_asked(folder: Path, rank: int) -> None:
 
 def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
     folder = os.environ.get("TINY_SAMPLES")
-    if folder is not None:
+    if folder is not None and (step, batch.shard) not in NOTED:
+        NOTED.add((step, batch.shard))  # a sharded run may compute a shard twice
         generation, agent = generation_now(), environment.read_assignment().agent
         record = {"generation": generation, "step": step, "epoch": batch.epoch, "shard": batch.shard}
         record |= {"node": "" if agent is None else agent.node, "time": time.time()}

@@ -1,0 +1,86 @@
+"""What would have other bits at another number of workers is refused where DTensor does it.
+
+DTensor adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
+rows, torch's clip_grad_norm_. And it draws random numbers for the rows of each rank by themselves.
+A minimum or a maximum, counts, and whole tensors by `full_tensor()` have the same bits everywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+
+from elastic.errors import UsageError
+from elastic.snapshot.sharded import is_sharded
+
+_SETTINGS = (
+    *("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"),
+    *("set_force_sum_reduction_for_comms", "set_gradient_divide_factor", "set_is_last_backward"),
+    *("set_reduce_scatter_divide_factor", "set_requires_all_reduce", "set_requires_gradient_sync"),
+)
+_changed: list[bool] = []  # DTensor, in this process
+
+
+def what_depends_on_ranks() -> None:
+    """From here on DTensor refuses it. Raises what says that this torch has another DTensor."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    if _changed:
+        return
+    _changed.append(True)
+    for name in ("_reduce_value", "_reduce_shard_value"):
+        setattr(Partial, name, _without_sums(getattr(Partial, name)))
+    clip: Any = clip_grad
+    clip._get_total_norm = nn.utils.get_total_norm = _total_norm(clip._get_total_norm)  # noqa: SLF001
+    dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001
+    for operation in dispatcher._random_ops:  # noqa: SLF001
+        dispatcher._custom_op_handlers[operation] = _refuse_draw  # noqa: SLF001
+
+
+def _without_sums(reduced: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def checked(self: Any, tensor: Tensor, *arguments: Any) -> Tensor:
+        if self.reduce_op in ("sum", "avg") and (tensor.is_floating_point() or tensor.is_complex()):
+            _refuse_sum()
+        return reduced(self, tensor, *arguments)
+
+    return checked
+
+
+def _refuse_sum() -> NoReturn:
+    raise UsageError(
+        "expected no sum over rows of a sharded tensor, whose bits depend on the number of workers, found one; take x.full_tensor(), or "
+        "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_"
+    )
+
+
+def _total_norm(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What torch's clip_grad_norm_ calls; with one worker no sum is over ranks."""
+
+    def checked(tensors: Any, *arguments: Any, **named: Any) -> Tensor:
+        listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if any(map(is_sharded, listed)):
+            _refuse_sum()
+        return norm(listed, *arguments, **named)
+
+    return checked
+
+
+def _refuse_draw(*_: Any) -> NoReturn:
+    raise UsageError(
+        "expected no random numbers in a sharded tensor, which depend on the number of workers, found some; initialise before run.fully_shard, "
+        "without the meta device"
+    )
+
+
+def settings_of(module: Any) -> None:
+    """Of a sharded module: these are the run's."""
+
+    def refusing(*_: Any, **__: Any) -> NoReturn:
+        raise UsageError(
+            "expected a sharded module whose sums are the run's, found a call that sets them (set_gradient_divide_factor, "
+            "set_requires_gradient_sync and others); leave it out"
+        )
+
+    for name in _SETTINGS:
+        vars(module)[name] = refusing
