@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Sharded state may take 1 800 lines in all, the parts of other rooms that know of it included.
 MOST_LINES = {"elastic": 21_182, "elastic/train elastic/proof": 6_240, "tests": 19_786}
 MOST_FILES = {"elastic": 215, "elastic/train elastic/proof": 53}
-MOST_WORDS = 19_095  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 19_144  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
