@@ -105,7 +105,6 @@ def test_an_audit_finds_a_backward_with_a_memory(drill, starts):
 REFUSED = {
     "clip": "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_",
     "sum": "expected no sum over rows of a sharded tensor",
-    "draw": "expected no random numbers in a sharded tensor",
     "settings": "expected a sharded module whose sums are the run's",
     "optimizer": "expected an optimizer that updates each number by itself",
     "penalty": "found a term of the loss that uses them by itself",

@@ -1,19 +1,23 @@
 """What would have other bits at another number of workers is refused where DTensor does it.
 
 DTensor adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
-rows, torch's clip_grad_norm_. And it draws random numbers for the rows of each rank by themselves.
-A minimum or a maximum, counts, and whole tensors by `full_tensor()` have the same bits everywhere.
+rows, torch's clip_grad_norm_. A minimum or a maximum, counts, and whole tensors by `full_tensor()`
+have the same bits everywhere. It draws random numbers for the rows of each rank by themselves; here
+they are those of the whole tensor.
 """
 
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from elastic.errors import UsageError
-from elastic.snapshot.sharded import is_sharded
+from elastic.snapshot.sharded import as_sharded, is_sharded, local
 
+# They look at no value of their tensor.
+_DRAWS = {"normal_", "uniform_", "bernoulli_", "rand_like", "randn_like", "randint_like"}
 _SETTINGS = (
     *("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"),
     *("set_force_sum_reduction_for_comms", "set_gradient_divide_factor", "set_is_last_backward"),
@@ -35,7 +39,7 @@ def what_depends_on_ranks() -> None:
     clip._get_total_norm = nn.utils.get_total_norm = _total_norm(clip._get_total_norm)  # noqa: SLF001
     dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001
     for operation in dispatcher._random_ops:  # noqa: SLF001
-        dispatcher._custom_op_handlers[operation] = _refuse_draw  # noqa: SLF001
+        dispatcher._custom_op_handlers[operation] = _drawn  # noqa: SLF001
 
 
 def _without_sums(reduced: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -66,11 +70,20 @@ def _total_norm(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return checked
 
 
-def _refuse_draw(*_: Any) -> NoReturn:
-    raise UsageError(
-        "expected no random numbers in a sharded tensor, which depend on the number of workers, found some; initialise before run.fully_shard, "
-        "without the meta device"
-    )
+def _drawn(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Each rank draws all rows, one tensor at a time: its generators are those of all ranks."""
+    like = arguments[0] if arguments else None
+    name = operation._schema.name.removeprefix("aten::")  # noqa: SLF001 - as torch's own dispatcher reads it
+    if name not in _DRAWS or not is_sharded(like):
+        raise UsageError(
+            "expected no random numbers that depend on the values of a sharded tensor, found dropout or a like; use it in a module's forward"
+        )
+    drawn = operation(torch.empty(like.shape, dtype=like.dtype, device=like.device), *arguments[1:], **named)
+    own = as_sharded(drawn, like)
+    if not name.endswith("_"):
+        return own.clone()
+    local(like).copy_(local(own))
+    return like
 
 
 def settings_of(module: Any) -> None:

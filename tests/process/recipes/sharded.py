@@ -72,8 +72,7 @@ def built(run: elastic.Run, asked: argparse.Namespace) -> Net:
         for block in model[1:3]:
             shard(block)
         shard(model)
-    if asked.fault == "draw":
-        nn.init.normal_(model[0].weight)
+    nn.init.normal_(model[0].weight, std=0.1)  # of rows, as of the whole tensor
     if asked.fault == "settings":
         model.set_gradient_divide_factor(2.0)
     return model
