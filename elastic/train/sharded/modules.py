@@ -21,7 +21,7 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange, all_gather, peers_may_die
 from elastic.snapshot.sharded import is_sharded
 from elastic.train.groups import ProcessGroups
-from elastic.train.sharded import refuse
+from elastic.train.sharded import dtensor
 from elastic.train.sharded.sums import Allocating, ModuleSums, Round, Rounds, rounds, used_in_some
 
 WORDS = 1 << 64
@@ -48,7 +48,7 @@ class ShardedModules:
             group = dist.new_group(backend="gloo" if groups.gradients is None else "nccl")
         assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
         self._mesh = DeviceMesh.from_group(group, groups.device.type)
-        refuse.what_depends_on_ranks()
+        dtensor.make_alike()
 
     def add(self, module: Any, options: dict[str, Any]) -> Any:
         """Shard it. Raises UsageError, and what torch raises."""
@@ -78,7 +78,7 @@ class ShardedModules:
             first.set_custom_reduce_scatter(sums)
             if self._of.world_size == 1:
                 first.set_all_reduce_hook(sums.all_reduce_hook)
-        refuse.settings_of(first)
+        dtensor.refuse_settings(first)
         self._modules.append(first)
         return found
 

@@ -9,7 +9,7 @@ zeros, which the step drops.
 So that a rank holds about log2 of the shards in partial sums of its own rows, shards are dealt in
 strides: the ranks compute neighbouring shards at the same time (`rounds`). All ranks take part in
 each round, since a sharded forward gathers parameters from all of them. A rank that has no shard of
-its own left computes one once more, first of all, and nobody adds what it gives (a filler).
+its own left computes one once more, first of all (a filler), whose gradients no rank adds.
 
 An audit is one round more, in which each rank computes a shard of another one. Its rows are
 compared by their checksums where they lie, and never sent.
@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
 from elastic.reduce.tree import Stack, fold
+from elastic.snapshot.checksum import WORD_BYTES
 from elastic.snapshot.image import device_bytes
 
 Round = tuple[int | None, ...]  # the shard that each rank computes, None where it is a filler
-WORD_BYTES = 8
 
 
 def rounds(spans: Sequence[range], *, is_reversed: bool = False) -> list[Round]:
@@ -163,8 +163,5 @@ def wide(numbers: Tensor) -> Tensor:
 def words_of(numbers: Tensor) -> int:
     """The sum of the 64-bit words of a contiguous tensor, on its device."""
     data = device_bytes(numbers)
-    missing = -data.numel() % WORD_BYTES
-    padded = (
-        torch.nn.functional.pad(data, (0, missing)) if missing or data.storage_offset() % WORD_BYTES else data
-    )
-    return int(padded.view(torch.int64).sum()) if data.numel() else 0
+    words = torch.nn.functional.pad(data, (0, -data.numel() % WORD_BYTES))  # a copy, so aligned
+    return int(words.view(torch.int64).sum())

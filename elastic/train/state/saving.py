@@ -74,7 +74,7 @@ class Saving:
             self.agreement.add(info.step, published.snapshot.info.checksum)
         else:
             flat = parts.state.flatten()
-            if not copies:  # nobody else has the rows of a sharded tensor, to compare them with
+            if not copies:  # no other rank has the rows of a sharded tensor, to compare them with
                 of_all = {name: each for name, each in flat.tensors.items() if not is_sharded(each)}
                 flat = replace(flat, tensors=of_all)
             self.agreement.add(info.step, LiveChecksum(layout_of(flat, info)))

@@ -1,9 +1,9 @@
-"""What would have other bits at another number of workers is refused where DTensor does it.
+"""What DTensor computes of a sharded tensor has the same bits at every world size, or is refused.
 
 DTensor adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
-rows, torch's clip_grad_norm_. A minimum or a maximum, counts, and whole tensors by `full_tensor()`
-have the same bits everywhere. It draws random numbers for the rows of each rank by themselves; here
-they are those of the whole tensor.
+rows, torch's clip_grad_norm_. These are refused. A minimum or a maximum, counts, and whole tensors
+by `full_tensor()` have the same bits everywhere. DTensor draws random numbers for the rows of each
+rank by themselves; here they are those of the whole tensor.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from torch.nn.utils import clip_grad
 from elastic.errors import UsageError
 from elastic.snapshot.sharded import as_sharded, is_sharded, local
 
-# They look at no value of their tensor.
+# Operations that depend on no value of their tensor.
 _DRAWS = {"normal_", "uniform_", "bernoulli_", "rand_like", "randn_like", "randint_like"}
 _SETTINGS = (
     *("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"),
     *("set_force_sum_reduction_for_comms", "set_gradient_divide_factor", "set_is_last_backward"),
     *("set_reduce_scatter_divide_factor", "set_requires_all_reduce", "set_requires_gradient_sync"),
 )
-_changed: list[bool] = []  # DTensor, in this process
+_changed: list[bool] = []  # whether DTensor was changed in this process
 
 
-def what_depends_on_ranks() -> None:
-    """From here on DTensor refuses it. Raises what says that this torch has another DTensor."""
+def make_alike() -> None:
+    """Change DTensor in this process. Raises AttributeError where this torch has another one."""
     from torch.distributed.tensor import DTensor, Partial
 
     if _changed:
@@ -86,8 +86,8 @@ def _drawn(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     return like
 
 
-def settings_of(module: Any) -> None:
-    """Of a sharded module: these are the run's."""
+def refuse_settings(module: Any) -> None:
+    """Have a sharded module refuse FSDP2's settings of sums, which are the run's."""
 
     def refusing(*_: Any, **__: Any) -> NoReturn:
         raise UsageError(
