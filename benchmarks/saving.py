@@ -178,7 +178,7 @@ class Bench:
 
     def _read(self) -> None:
         store, clock = open_store(self.run.checkpoints_url), SystemClock()
-        read_state(store, list_commits(store, clock)[0][0], clock).close()
+        read_state(store, list_commits(store, clock)[0][0].payloads[0], clock).close()
 
 
 def read_plainly(path: Path) -> None:

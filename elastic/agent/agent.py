@@ -136,6 +136,7 @@ class NodeAgent:
         parts, view, polled_s = self._parts, NOTHING_KNOWN, 0.0
         while True:
             parts.health.turn()
+            parts.page.leaves = parts.shutdown.reason is not None
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
             has_new_exits = generation.workers.poll()
             poll_s = max(GROUP_POLL_S, parts.group.rendezvous.poll_s)

@@ -110,7 +110,7 @@ def newest_checkpoint(
         return record.step == step and (not is_new or step == parts.shutdown.saved_step)
 
     found = _records(parts, Share.REPORT, READ_LIMIT_S)
-    return max(filter(counts, found), key=lambda record: record.step, default=None)
+    return max(filter(counts, found), key=lambda record: (record.step, record.digest != ""), default=None)
 
 
 def offer_newest(parts: AgentParts) -> None:

@@ -25,6 +25,7 @@ sweeps what was not committed.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.payload_check import check_state
@@ -32,6 +33,7 @@ from elastic.checkpoint.record import (
     FORMAT,
     CommitRecord,
     Hashes,
+    Part,
     Save,
     new_attempt,
     payload_name,
@@ -92,46 +94,47 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     Raises Fenced when a newer generation exists without this node, StoreFailed when the store does
     not take the checkpoint before the deadline, and what `hashed` raises.
     """
-    write = _Write(store, save, limits, clock)
+    write = Write(store, save, limits, clock, new_attempt(save.generation))
+    name = payload_name(save.step, write.attempt)
     try:
-        write.upload(payload, reached)
+        write.upload(name, payload, reached)
         record = write.record(hashed(), payload.size_bytes)
         reached("before-commit")
         if (other := write.other()) is None:
             write.publish(record)
     except (StoreFailed, CheckpointDamaged, Fenced):
-        write.drop()
+        write.drop(name)
         raise
     if other is not None:
-        write.drop()
+        write.drop(name)
     reached("after-commit")
     found = record if other is None else other
     difference = "" if found.digest == record.digest else other_state_text(found)
     return Committed(record=found, is_ours=other is None, difference=difference)
 
 
-class _Write:
-    """One attempt to save.
+class Write:
+    """One attempt to save, or a node's part in it.
 
     `_is_in_doubt`: a commit record of this attempt may exist, or may yet appear, although no read
     has found it.
     """
 
-    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock) -> None:
+    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock, attempt: str) -> None:
+        self.attempt = attempt
         self._store = store
         self._save = save
         self._limits = limits
         self._clock = clock
         self._is_in_doubt = False
-        self._attempt = new_attempt(save.generation)
-        self._payload = payload_name(save.step, self._attempt)
 
-    def record(self, hashes: Hashes, size_bytes: int) -> CommitRecord:
+    def record(self, hashes: Hashes, size_bytes: int, parts: tuple[Part, ...] = ()) -> CommitRecord:
         return CommitRecord(
             format=FORMAT,
-            attempt=self._attempt,
+            attempt=self.attempt,
             size_bytes=size_bytes,
             created=self._clock.wall(),
+            parts=parts,
             **asdict(self._save),
             **asdict(hashes),
         )
@@ -146,16 +149,16 @@ class _Write:
                 f"the save of step {self._save.step} was not committed before its deadline; is the storage slow?"
             )
 
-    def upload(self, payload: Payload, reached: Callable[[str], None]) -> None:
+    def upload(self, name: str, payload: Payload, reached: Callable[[str], None]) -> None:
         def once() -> int:
             # Before every try: a save that waits for its storage must not go on for ever.
             self.check_may_go_on()
-            return self._store.write(self._payload, payload, lambda: reached("upload"))
+            return self._store.write(name, payload, lambda: reached("upload"))
 
         stored_bytes = retrying(once, clock=self._clock, deadline=self._limits.deadline)
         if stored_bytes != payload.size_bytes:
             raise StoreFailed(
-                f"the store reports {stored_bytes} bytes for {self._payload}, expected {payload.size_bytes}; it is not committed"
+                f"the store reports {stored_bytes} bytes for {name}, expected {payload.size_bytes}; it is not committed"
             )
 
     def other(self) -> CommitRecord | None:
@@ -170,7 +173,7 @@ class _Write:
             self._store, self._clock, run_id=self._save.run_id, until_s=self._limits.deadline
         )
         for each in records:
-            if each.step == self._save.step:
+            if each.step == self._save.step and each.attempt != self.attempt:
                 with suppress(CheckpointDamaged):
                     check_state(self._store, each, self._clock)
                     return each
@@ -209,7 +212,8 @@ class _Write:
                 when = "after its deadline"
                 check_state(self._store, record, self._clock)
             else:
-                reading(lambda: next(iter(self._store.read(record.payload)), b""), self._clock)
+                for each in record.payloads:
+                    reading(partial(self._begin, each.name), self._clock)
         except (CheckpointDamaged, ObjectNotFound) as error:
             with suppress(StoreFailed):  # then a later retention deletes it
                 self._store.delete(record.name)
@@ -218,12 +222,15 @@ class _Write:
                 " is the storage slow, or did this process stand still?"
             ) from error
 
-    def drop(self) -> None:
-        """Delete an attempt that was not committed, unless its record may yet appear."""
+    def _begin(self, name: str) -> bytes:
+        return next(iter(self._store.read(name)), b"")
+
+    def drop(self, name: str) -> None:
+        """Delete a payload that was not committed, unless its record may yet appear."""
         if not self._is_in_doubt:
             # The sweep deletes what stays behind; the caller needs the outcome of the save itself.
             with suppress(StoreFailed):
-                self._store.delete(self._payload)
+                self._store.delete(name)
 
 
 def other_state_text(found: CommitRecord) -> str:

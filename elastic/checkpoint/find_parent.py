@@ -8,7 +8,7 @@ the recipe, which is seen where it is loaded (train/state/inherit.py).
 from collections.abc import Callable
 
 from elastic.checkpoint.catalog import Damage, list_commits
-from elastic.checkpoint.payload_check import check_state
+from elastic.checkpoint.payload_check import check_state, digest_of
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.identity import FORM, NAME, Identity, Origin, Parent, parse
 from elastic.config.run_dir import RunDir
@@ -74,11 +74,15 @@ def find(
     for each in damages:
         if each.step >= record.step:
             report(printable(f"step {each.step} of {url} is not used: {each.reason}"))
+    try:
+        digest = digest_of(open_store(origin.run_dir.checkpoints_url), record, clock)
+    except (CheckpointDamaged, StoreFailed) as error:
+        raise UsageError(f"expected to read the run at {url}, found: {error}") from error
     return Parent(
         run_id=there.run_id,
         url=url,
         step=record.step,
-        digest=record.digest,
+        digest=digest,
         entries=origin.entries,
         ancestors=() if there.parent is None else there.parent.lineage,
     )
@@ -87,10 +91,14 @@ def find(
 def record_of(parent: Parent, store: Store, clock: Clock) -> CommitRecord:
     """The commit record of the state that a run began from, in the parent's checkpoints.
 
-    Raises UsageError when it is gone, StoreFailed.
+    Raises UsageError when it is gone, StoreFailed, CheckpointDamaged.
     """
     records, _ = list_commits(store, clock, run_id=parent.run_id)
-    found = [each for each in records if (each.step, each.digest) == (parent.step, parent.digest)]
+    found = [
+        each
+        for each in records
+        if each.step == parent.step and digest_of(store, each, clock) == parent.digest
+    ]
     if not found:
         raise UsageError(
             f"expected {parent}, from which this run begins, found that it is no longer there; "

@@ -5,41 +5,64 @@ and whose state has its digest. Neither says whether the state fits a recipe's o
 recipe can tell.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 
-from elastic.checkpoint.record import CommitRecord
+from elastic.checkpoint.record import CommitRecord, Stored
 from elastic.errors import CheckpointDamaged
+from elastic.snapshot import safetensors_header
+from elastic.snapshot.division import Joined, joined
 from elastic.snapshot.image_hash import ImageHash, Pieces, Source, run_all
+from elastic.snapshot.safetensors_header import Header
 from elastic.storage.store import ObjectNotFound, OutsideStore, Store, reading
 from elastic.system.clock import Clock
 from elastic.system.sealed_memory import SealedMemory
 
+# Takes bytes of the image of a whole state, and where they begin in it; from several threads.
+Keep = Callable[[int, memoryview], object]
 
-def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
+
+def check_state(store: Store, record: CommitRecord, clock: Clock, keep: Keep | None = None) -> None:
     """Read a payload piece by piece, and keep none: it may be larger than this machine's memory.
 
-    Raises CheckpointDamaged for a payload that a restore would not accept; StoreFailed.
+    keep: is given all that is read, before it is known to be right. Raises CheckpointDamaged for a
+    payload that a restore would not accept; StoreFailed.
     """
-    reading(lambda: _check(partial(_payload_bytes, store, record), record), clock)
+    whole = None if keep is None or not record.parts else reading(partial(join, store, record), clock)
+    for number, stored in enumerate(record.payloads):
+        source, kept = source_of(store, stored), keep
+        if whole is not None and keep is not None:
+            kept = partial(_keep_placed, whole.places(number), keep)
+        reading(partial(_check, source if kept is None else tee(source, kept), stored), clock)
 
 
-def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory:
-    """The image, sealed; the caller closes it.
+def _keep_placed(places: list[tuple[int, int, int]], keep: Keep, at: int, piece: memoryview) -> None:
+    """places: as Joined.places."""
+    end = at + len(piece)
+    for start, size_bytes, there in places[max(0, bisect_right(places, (at, 0, 0)) - 1) :]:
+        if start >= end:
+            break
+        if own := piece[max(0, start - at) : max(0, start + size_bytes - at)]:
+            keep(there + max(0, at - start), own)
+
+
+def read_state(store: Store, stored: Stored, clock: Clock) -> SealedMemory:
+    """An image, sealed; the caller closes it.
 
     Raises as `check_state`; OSError where memory ends.
     """
 
     def whole() -> SealedMemory:
         try:
-            memory = SealedMemory(record.size_bytes)
+            memory = SealedMemory(stored.size_bytes)
         except (OSError, OverflowError, ValueError) as error:
             raise CheckpointDamaged(
-                f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
+                f"the payload {stored.name} should have {stored.size_bytes} bytes, more than this process can hold"
             ) from error
         try:
-            _check(partial(_kept, memory, store, record), record)
+            _check(tee(source_of(store, stored), memory.write), stored)
             memory.seal()
         except BaseException:
             memory.close()
@@ -49,49 +72,83 @@ def read_state(store: Store, record: CommitRecord, clock: Clock) -> SealedMemory
     return reading(whole, clock)
 
 
-def _kept(memory: SealedMemory, store: Store, record: CommitRecord, start: int, end: int) -> Pieces:
-    for piece in _payload_bytes(store, record, start, end):
-        memory.write(start, piece)
-        start += len(piece)
-        yield piece
+def join(store: Store, record: CommitRecord) -> Joined:
+    """The image of a state in parts, from their headers. Raises CheckpointDamaged, StoreFailed."""
+    return joined([ImageHash(source_of(store, each), each.size_bytes).header for each in record.payloads])
 
 
-def _check(source: Source, record: CommitRecord) -> None:
+def header_of(store: Store, record: CommitRecord) -> Header:
+    """That of the image of the whole state. Raises CheckpointDamaged, StoreFailed."""
+    if record.parts:
+        whole = join(store, record)
+        return safetensors_header.parse(whole.head, whole.size_bytes)
+    (stored,) = record.payloads
+    return ImageHash(source_of(store, stored), stored.size_bytes).header
+
+
+def digest_of(store: Store, record: CommitRecord, clock: Clock) -> str:
+    """That of the state, for which parts are read. Raises CheckpointDamaged, StoreFailed."""
+
+    def found() -> str:
+        whole = join(store, record)
+        source = whole.source([source_of(store, each) for each in record.payloads])
+        hashed = ImageHash(source, whole.size_bytes)
+        run_all(hashed.tasks())
+        return hashed.digest()
+
+    return record.digest or reading(found, clock)
+
+
+def source_of(store: Store, stored: Stored) -> Source:
+    return partial(_payload_bytes, store, stored)
+
+
+def tee(source: Source, keep: Keep) -> Source:
+    """Whose pieces are also kept, each at its place."""
+
+    def pieces(start: int, end: int) -> Pieces:
+        for piece in source(start, end):
+            keep(start, memoryview(piece))
+            start += len(piece)
+            yield piece
+
+    return pieces
+
+
+def _check(source: Source, stored: Stored) -> None:
     """Raises CheckpointDamaged, or what `source` raises."""
-    found = ImageHash(source, record.size_bytes)
+    found = ImageHash(source, stored.size_bytes)
     run_all(found.tasks())
-    for name, expected, actual in (
-        ("sha256", record.sha256, found.parts_sha256()),
-        ("digest", record.digest, found.digest()),
-    ):
-        if actual != expected:
+    hashes = [("sha256", stored.sha256, found.parts_sha256)]
+    if stored.digest:
+        hashes.append(("digest", stored.digest, found.digest))
+    for name, expected, computed in hashes:
+        if (actual := computed()) != expected:
             raise CheckpointDamaged(
-                f"expected the payload {record.payload} to have {name} {expected[:16]}, found {actual[:16]}: its bytes were changed"
+                f"expected the payload {stored.name} to have {name} {expected[:16]}, found {actual[:16]}: its bytes were changed"
             )
-    deque(source(record.size_bytes, record.size_bytes), maxlen=0)  # nothing follows
+    deque(source(stored.size_bytes, stored.size_bytes), maxlen=0)  # nothing follows
 
 
-def _payload_bytes(store: Store, record: CommitRecord, start: int, end: int) -> Generator[bytes, None, None]:
+def _payload_bytes(store: Store, stored: Stored, start: int, end: int) -> Generator[bytes, None, None]:
     """The payload's bytes from `start` to `end`, all of them, in chunks.
 
     Where both are its end there are none, and more are looked for. Raises CheckpointDamaged where
     some are missing, or more follow the end; StoreFailed when the store does not answer.
     """
-    at, follows = start, int(start == record.size_bytes)
+    at, follows = start, int(start == stored.size_bytes)
     try:
-        for chunk in store.read(record.payload, start, end + follows):
+        for chunk in store.read(stored.name, start, end + follows):
             at += len(chunk)
             if at > end:
                 break
             yield chunk
     except ObjectNotFound as error:
         raise CheckpointDamaged(
-            f"the payload {record.payload} is missing, its commit record is there"
+            f"the payload {stored.name} is missing, its commit record is there"
         ) from error
     except OutsideStore as error:
         raise CheckpointDamaged(str(error)) from error
     if at != end:
         found = "more" if at > end else f"{at}" if at > start else f"at most {at}"
-        raise CheckpointDamaged(
-            f"the payload {record.payload} has {found} bytes, expected {record.size_bytes}"
-        )
+        raise CheckpointDamaged(f"the payload {stored.name} has {found} bytes, expected {stored.size_bytes}")

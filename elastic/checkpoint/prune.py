@@ -50,7 +50,7 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
     # Counting checkpoints of another run, whose steps may be far higher, would delete ours, and so
     # would counting one without its payload.
     ours = [each for each in records if each.run_id == run_id]
-    whole = [each for each in ours if (each.payload, each.size_bytes) in present]
+    whole = [each for each in ours if all((one.name, one.size_bytes) in present for one in each.payloads)]
     counting = may_count(whole, step=step, generation=generation, resumed_from=resumed_from)
     oldest_kept = min(sorted(counting)[-keep:], default=0)
 

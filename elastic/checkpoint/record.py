@@ -18,6 +18,7 @@ from elastic.system.untrusted import Count, decode, exactly, parse_json, pattern
 FORMAT = 5
 PAYLOAD = "state.safetensors"
 COMMIT = "COMMIT.json"
+_PART = re.compile(r"part-[0-9]{5}-[0-9a-f]{8}\.safetensors")
 
 _ATTEMPT = r"a-([0-9]{6,12})-[0-9a-f]{8}"
 _NAME = re.compile(rf"(([0-9]{{12}})/{_ATTEMPT})/(.+)")
@@ -57,25 +58,62 @@ class Hashes:
     with its own to know that the committed state is the one in its memory.
     """
 
-    digest: _Hash
+    digest: str
     sha256: _Hash
     checksum: _Hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stored part of a state (snapshot/division.py). name: in the folder of its attempt. sha256:
+    of the parts of its image, as of `Hashes`.
+    """
+
+    name: Annotated[str, pattern(_PART.pattern, "the name of a part")]
+    size_bytes: Count
+    sha256: _Hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A file of a checkpoint. digest: of the state in it, where it is all of the state."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord(Save):
     """A save whose payload is stored; `digest`, `sha256` and `checksum` are those of `Hashes`.
 
-    `attempt` is another one for each save. `created` is in seconds since 1970, for people.
+    `attempt` is another one for each save. `created` is in seconds since 1970, for people. parts:
+    of a sharded state; then the sha256 is that of theirs, the checksum that of the state
+    (State.evidence), and the digest empty unless it was asked for.
     """
 
     format: Annotated[int, exactly(FORMAT)]
     attempt: Annotated[str, pattern(_ATTEMPT, "the name of an attempt")]
     size_bytes: Count
-    digest: _Hash
+    digest: Annotated[str, pattern("|[0-9a-f]{64}", "64 digits in hex, or none")]
     sha256: _Hash
     checksum: _Hash
     created: float
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def payloads(self) -> tuple[Stored, ...]:
+        """The files that hold the state: one, or its parts in order."""
+        if not self.parts:
+            one = Stored(
+                name=self.payload, size_bytes=self.size_bytes, sha256=self.sha256, digest=self.digest
+            )
+            return (one,)
+        return tuple(
+            Stored(name=f"{self.folder}/{each.name}", size_bytes=each.size_bytes, sha256=each.sha256)
+            for each in self.parts
+        )
 
     @property
     def folder(self) -> str:
@@ -91,8 +129,7 @@ class CommitRecord(Save):
         return f"{self.folder}/{COMMIT}"
 
     def to_json(self) -> bytes:
-        body = asdict(self)
-        return json.dumps(body | {"self_sha256": _checksum(body)}, sort_keys=True, indent=1).encode() + b"\n"
+        return sealed({name: value for name, value in asdict(self).items() if name != "parts" or value})
 
 
 def parse(data: bytes) -> CommitRecord:
@@ -100,6 +137,25 @@ def parse(data: bytes) -> CommitRecord:
 
     Raises CheckpointDamaged.
     """
+    body = unsealed(data)
+    if body.get("format") != FORMAT:
+        raise CheckpointDamaged(
+            f"expected a commit record of format {FORMAT}, found {body.get('format')!r:.20}: another version of elastic-train wrote it;"
+            " resume with that version, or take another --run-dir"
+        )
+    try:
+        return decode(CommitRecord, {"parts": [], **body}, what="the commit record")
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error
+
+
+def sealed(body: dict[str, Any]) -> bytes:
+    """JSON with a checksum of itself."""
+    return json.dumps(body | {"self_sha256": _checksum(body)}, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """Raises CheckpointDamaged."""
     try:
         body = parse_json(data)
     except ValueError as error:
@@ -108,15 +164,7 @@ def parse(data: bytes) -> CommitRecord:
         raise CheckpointDamaged(
             "the commit record does not match its own checksum: it was changed after it was written"
         )
-    if body.get("format") != FORMAT:
-        raise CheckpointDamaged(
-            f"expected a commit record of format {FORMAT}, found {body.get('format')!r:.20}: another version of elastic-train wrote it;"
-            " resume with that version, or take another --run-dir"
-        )
-    try:
-        return decode(CommitRecord, body, what="the commit record")
-    except ValueError as error:
-        raise CheckpointDamaged(str(error)) from error
+    return body
 
 
 def step_dir(step: int) -> str:

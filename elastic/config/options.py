@@ -37,6 +37,8 @@ the run:
                            newest one, or that of STEP; all entries of its State, or these [none]
   --save-every WHEN        checkpoint every 500steps, 30s, 10min, 2h, or auto, by their cost [auto]
   --snapshot-every N       steps between snapshots, auto (for 1 % of the time), or off [auto]
+  --snapshot-copies N      copies of each part of a sharded state in memory: 2 has one on another
+                           node, 1 none [2]
   --audit N                steps between audits, in which another worker computes a shard of each
                            again, bit for bit; auto (for 1 % of the time), or off [auto]
   --rehearse N             steps between rehearsals, in which new workers do a step again, bit for
@@ -140,6 +142,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _copies(text: str) -> int:
+    if text in ("1", "2"):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected 1 or 2, found {text!r}")
+
+
 def _keep_alive(text: str) -> float:
     """Within it five heartbeats are sent, and each is waited for by all other nodes."""
     if 0.05 <= (seconds := _seconds(text)) <= 86_400:
@@ -220,6 +228,7 @@ class Options:
     save_every: Every = _option(_AUTO, _save_every)
     keep: int = _option(3, _at_least_one)
     snapshot_every: Every = _option(_AUTO, _every_nth)
+    snapshot_copies: int = _option(2, _copies)
     audit: Every = _option(_AUTO, _every_nth)
     rehearse: Every = _option(_AUTO, _every_nth)
     accept: bool = False

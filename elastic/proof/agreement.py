@@ -27,7 +27,6 @@ from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
 from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
-from elastic.train.state.flat import FlatState, state_evidence
 from elastic.train.state.snapshotting import Snapshotting
 
 _KEPT = 1 << 63  # above the 63 bits of a vote
@@ -141,7 +140,7 @@ class Agreement:
     comparison: Comparison
     page: ControlPage
     snapshotting: Snapshotting | None
-    flatten: Callable[[], FlatState]
+    evidence: Callable[[], Evidence]  # of the state as it is; all ranks ask for it
     step: int
     known: Divergence | None
     kept_step: int = 0  # the last one whose state every node is known to keep in memory
@@ -206,7 +205,7 @@ class Agreement:
         after this one. Raises as `read` does.
         """
         self.compare()
-        self.comparison.check_same_state(state_evidence(self.flatten()), step=step, known=self.known)
+        self.comparison.check_same_state(self.evidence(), step=step, known=self.known)
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -240,7 +239,7 @@ class Agreement:
         undo()
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
-        found = state_evidence(self.flatten())
+        found = self.evidence()
         self.comparison.raise_difference(
             found, votes, step=step, agreed=self.step, began=self._began, known=self.known
         )

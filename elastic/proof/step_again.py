@@ -25,7 +25,7 @@ from elastic.proof.verdict import Verdict, judge
 from elastic.system.clock import Clock, thread_cpu_s
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
-from elastic.train.state.flat import FlatState, state_evidence, tensor_checksum
+from elastic.train.state.flat import tensor_checksum
 from elastic.train.state.state import State
 
 
@@ -55,13 +55,16 @@ class Collected:
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 self.gradients[f"the gradient of {name}{of}"] = tensor_checksum(parameter.grad)
 
-    def end(self, groups: ProcessGroups, loss: float, state: FlatState) -> Evidence:
-        """Of the step, on every rank: votes tell where another rank has others. Raises PeerLost."""
+    def end(self, groups: ProcessGroups, loss: float, state: Evidence) -> Evidence:
+        """Of the step, on every rank: votes tell where another rank has others. Raises PeerLost.
+
+        state: that after it.
+        """
         of_ranks = groups.all_gather(self.losses)
         losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
         in_order = sorted(losses, key=lambda name: (len(name), name))
         entries = {name: losses[name] for name in in_order} | {LOSS: loss.hex()} | self.gradients
-        entries |= {f"the State's {name}": value for name, value in state_evidence(state).entries.items()}
+        entries |= {f"the State's {name}": value for name, value in state.entries.items()}
         self.step = 0
         return groups.from_rank0(Evidence(entries))
 
@@ -144,7 +147,7 @@ class StepAgain:
         self.collected.begin(step)
 
     def end(
-        self, step: int, state: FlatState, logged: Mapping[str, Any], loss: float, variables: dict[str, str]
+        self, step: int, state: Evidence, logged: Mapping[str, Any], loss: float, variables: dict[str, str]
     ) -> ComputedStep:
         """The step that was collected, on every rank."""
         shown = {f"the log's {name}": evidence.SHOWN + repr(value) for name, value in logged.items()}

@@ -53,7 +53,7 @@ class ComparedRun:
     def of(cls, events: Events, chains: StepChains) -> "ComparedRun":
         end = last(events, kinds.RunFinished)
         commits = of_kind(events, kinds.CheckpointCommitted)
-        chains.digests = {each.event.step: each.event.digest for each in commits}
+        chains.digests = {each.event.step: each.event.digest for each in commits if each.event.digest}
         return cls(
             finished=end is not None,
             steps=end.event.steps if end else chains.last_step,

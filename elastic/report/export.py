@@ -1,28 +1,33 @@
 """What a committed state holds of one entry becomes a file that other programs load.
 
-The whole payload is read and compared with its commit record before anything is written, and the
-file has its name once all of it is on the disk. It does not promise that an older program knows
+The whole payload is read once, and compared with its commit record; the file has its name after
+that, once all of it is on the disk. It does not promise that an older program knows
 each dtype. Tensors that share their memory, as tied weights do, are written under each of their
 names, so that `load_state_dict` finds all of them.
 """
 
+import json
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from elastic.checkpoint.find_parent import find
-from elastic.checkpoint.payload_check import read_state
+from elastic.checkpoint.payload_check import check_state, header_of
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.identity import Origin
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
-from elastic.storage.store import Store
+from elastic.snapshot.safetensors_header import DOCUMENT, STRIDES, TIES
+from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
 from elastic.system.files import new_file
 
-SUFFIXES = (".pth", ".pt")
+SAFETENSORS = ".safetensors"
+SUFFIXES = (SAFETENSORS, ".pth", ".pt")
 FORM = "RUN[@STEP]"
 _NAMED_AT_MOST = 6
 
@@ -31,37 +36,34 @@ def export(origin: Origin, file: str, entry: str, clock: Clock, *, overwrite: bo
     """Write the file; returns what was written, in a sentence. Raises UsageError, StoreFailed."""
     path = Path(file)
     _check(origin, file, path, overwrite=overwrite)  # before a large state is read
-    image = memoryview(b"")
-
-    def keep(store: Store, record: CommitRecord, clock: Clock) -> None:
-        nonlocal image
-        with closing(read_state(store, record, clock)) as memory:
-            image = memory.view()
-
-    state = find(origin, clock, lambda line: print(line, file=sys.stderr), "export", keep)
-    header = safetensors_header.parse(image)
-    try:
-        names = tensors_of(header.document["state"], entry)
-    except UsageError as error:
-        raise UsageError(f"step {state.step} of {state.url}: {error}") from None
+    found: list[_Exported] = []
     try:
         with new_file(path, replaces=overwrite) as opened:
-            _write(opened, image, names, _layers(header, entry))
-            size_bytes = opened.tell()
+
+            def keep(store: Store, record: CommitRecord, clock: Clock) -> None:
+                of = f"step {record.step} of {origin.run_dir.url}"
+                header = reading(partial(header_of, store, record), clock)
+                exported = _Exported(header, of, entry, opened if path.suffix == SAFETENSORS else None)
+                check_state(store, record, clock, exported.keep)
+                found[:] = [exported]
+
+            state = find(origin, clock, lambda line: print(line, file=sys.stderr), "export", keep)
+            found[0].end(opened)
+            size_bytes = opened.seek(0, os.SEEK_END)
     except FileExistsError:
         raise UsageError(_is_taken(path)) from None
     except OSError as error:
         raise UsageError(
             f"expected to write {path}, found: {error}; nothing was exported. Make room, or take another FILE"
         ) from error
-    return f"{path}: {len(names)} tensors, {size_bytes} bytes, {entry} of {state}"
+    return f"{path}: {len(found[0].names)} tensors, {size_bytes} bytes, {entry} of {state}"
 
 
 def _check(origin: Origin, file: str, path: Path, *, overwrite: bool) -> None:
     """Raises UsageError."""
     if path.suffix not in SUFFIXES or "://" in file:
         raise UsageError(
-            f"expected a local FILE that ends in {' or '.join(SUFFIXES)}, as torch.save writes, found {file!r}"
+            f"expected a local FILE that ends in {SAFETENSORS}, or in .pth or .pt as torch.save writes, found {file!r}"
         )
     if origin.entries:
         raise UsageError(f"export takes {FORM}, found {origin}; give --entry {origin.entries[0]}")
@@ -135,23 +137,70 @@ def _layers(header: safetensors_header.Header, entry: str) -> dict[str, dict[str
     return {name.removeprefix(part).removeprefix("."): about for name, about in below.items()}
 
 
-def _write(
-    file: BinaryIO, image: memoryview, names: dict[str, str], layers: dict[str, dict[str, object]]
-) -> None:
-    """As torch.save does, of tensors alone: torch.load reads it with weights_only. Raises OSError.
+class _Exported:
+    """The tensors of an entry, put together while the state is read; only they are kept.
 
-    layers: the versions of a module's layers, without which some layers refuse a state.
+    In a safetensors file each name has bytes of its own; what torch.save is to write lies in memory
+    until then, tied tensors once.
     """
-    import torch  # takes seconds
 
-    from elastic.snapshot import image as images
-    from elastic.train.state.flat import with_layer_versions
+    def __init__(self, header: safetensors_header.Header, of: str, entry: str, file: BinaryIO | None) -> None:
+        """of: the state, in words. file: of the first kind. Raises UsageError for the entry."""
+        try:
+            self.names = tensors_of(header.document["state"], entry)
+        except UsageError as error:
+            raise UsageError(f"{of}: {error}") from None
+        self._layers = _layers(header, entry)
+        stored = {name: header.ties.get(tensor, tensor) for name, tensor in self.names.items()}
+        first = {tensor: name for name, tensor in reversed(stored.items())}
+        metadata, written = {"format": "pt"}, stored
+        if file is None:
+            written = {name: tensor for name, tensor in stored.items() if first[tensor] == name}
+            ties = {name: first[tensor] for name, tensor in stored.items() if first[tensor] != name}
+            strides = {name: header.strides[t] for name, t in written.items() if t in header.strides}
+            texts = map(json.dumps, ({}, ties, strides))
+            metadata = dict(zip((DOCUMENT, TIES, STRIDES), texts, strict=True))
+        entries = {name: header.entries[tensor] for name, tensor in written.items()}
+        plan = safetensors_header.plan({name: (each.dtype, each.shape) for name, each in entries.items()})
+        self._head = safetensors_header.head(plan.entries, metadata)
+        self._file = file
+        self._size_bytes = len(self._head) + plan.size_bytes
+        self._memory = memoryview(bytearray(0 if file is not None else self._size_bytes))
+        # (where it begins in the state's image, its end there, where it begins in the file)
+        self._places = [
+            (entries[name].start, entries[name].end, len(self._head) + at) for name, at in plan.starts
+        ]
+        self._put(0, memoryview(self._head))
 
-    tensors, _ = images.read(image)
-    # A view would be written with all of the image; each in memory of its own, tied ones in one.
-    copies = {id(tensors[tensor]): tensors[tensor].clone() for tensor in names.values()}
-    found = {name: copies[id(tensors[tensor])] for name, tensor in names.items()}
-    try:
-        torch.save(with_layer_versions(found, layers) if layers else found, file)
-    except RuntimeError as error:  # what torch makes of a write that failed
-        raise OSError(f"torch.save: {error}") from error
+    def keep(self, at: int, piece: memoryview) -> None:
+        """Bytes of the image of the whole state. Raises OSError."""
+        for start, end, there in self._places:
+            if own := piece[max(0, start - at) : max(0, end - at)]:
+                self._put(there + max(0, at - start), own)
+
+    def _put(self, at: int, data: memoryview) -> None:
+        if self._file is None:
+            self._memory[at : at + len(data)] = data
+        else:
+            while data:
+                written = os.pwrite(self._file.fileno(), data, at)
+                at, data = at + written, data[written:]
+
+    def end(self, file: BinaryIO) -> None:
+        """Everything is there. Raises OSError."""
+        if self._file is not None:
+            os.truncate(file.fileno(), self._size_bytes)  # another state may have been begun before
+            return
+        import torch  # takes seconds
+
+        from elastic.snapshot import image as images
+        from elastic.train.state.flat import with_layer_versions
+
+        tensors, _ = images.read(self._memory)
+        # A view would be written with all of the memory. Tied ones stay one.
+        copies = {id(each): each.clone() for each in tensors.values()}
+        found = {name: copies[id(tensors[name])] for name in self.names}
+        try:
+            torch.save(with_layer_versions(found, self._layers) if self._layers else found, file)
+        except RuntimeError as error:  # what torch makes of a write that failed
+            raise OSError(f"torch.save: {error}") from error

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from elastic.snapshot import checksum, image
-from elastic.snapshot.sharded import local
 
 
 class HostCopy:
@@ -57,7 +56,7 @@ class DeviceCopy:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._early_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._all_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._pinned: dict[int, Tensor] = {}
+        self._pinned: set[int] = set()  # addresses
         self._image = memoryview(b"")
 
     def start(self, layout: image.Layout, body: memoryview) -> None:
@@ -66,8 +65,8 @@ class DeviceCopy:
         target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
         addresses = self._addresses()
         # Early tensors first: the next forward waits for these alone.
-        places = sorted(layout.places, key=lambda place: local(place[1]).data_ptr() in addresses)
-        num_early = sum(local(tensor).data_ptr() not in addresses for _, tensor in places)
+        places = sorted(layout.places, key=lambda place: place[1].data_ptr() in addresses)
+        num_early = sum(tensor.data_ptr() not in addresses for _, tensor in places)
         # The copy must not begin before the update whose results it copies.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -79,7 +78,7 @@ class DeviceCopy:
                 # If the recipe frees this tensor, torch's allocator may give its memory to another
                 # one on the training stream. This tells it to wait for the copy first.
                 if tensor.is_cuda:  # torch.optim.Adam counts its steps in host memory
-                    local(tensor).record_stream(self._stream)
+                    tensor.record_stream(self._stream)
             if num_early == len(places):
                 self._early_done.record(self._stream)
             self._all_done.record(self._stream)
@@ -104,8 +103,8 @@ class DeviceCopy:
                 # The copies are slower then. The next kernel would raise the driver's error.
                 with suppress(RuntimeError):
                     torch.zeros(1, device="cuda")
-            self._pinned[view.data_ptr()] = view
-        return self._pinned[view.data_ptr()]
+            self._pinned.add(view.data_ptr())
+        return view
 
 
 SlotCopy = HostCopy | DeviceCopy

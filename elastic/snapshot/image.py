@@ -2,9 +2,7 @@
 
 Tensors are stored as they are, the rest as JSON in the header. Layout: 8 bytes header length;
 header (JSON, padded with spaces so that the data starts on a page); the tensors' bytes without
-gaps. First come the tensors of whole 64-bit words, then the others, each time those with the
-largest elements first. So every tensor lies on a multiple of its element's size, and can be used
-where it is, without a copy.
+gaps, in an order (safetensors_header.py) in which each can be used where it is, without a copy.
 
 The image does not protect itself: its checksum stands beside the snapshot, its sha256 in the commit
 record.
@@ -23,10 +21,9 @@ from torch import Tensor
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageChecksum
-from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, STRIDES, TIES, TensorEntry
-from elastic.snapshot.sharded import is_sharded, local, whole
+from elastic.snapshot.safetensors_header import DOCUMENT, STRIDES, TIES, Plan, TensorEntry
+from elastic.snapshot.sharded import is_sharded, local
 
-PAGE = 4096
 NAMES: dict[str, torch.dtype] = {
     name: getattr(torch, text.removeprefix("torch.")) for name, (text, _) in safetensors_header.DTYPES.items()
 }
@@ -59,8 +56,9 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
                 f"state entry {name}: expected a dense tensor of a plain dtype, found {tensor.layout} {tensor.dtype}; "
                 "convert it in the object's state_dict"
             )
-    plan = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
-    head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties, STRIDES: plan.strides})
+    plan, ties, strides = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
+    metadata = {DOCUMENT: json.dumps(document), TIES: ties, STRIDES: strides}
+    head = safetensors_header.head(plan.entries, metadata)
     at = len(head)
     places = tuple((at + start, tensors[name]) for name, start in plan.starts)
     return Layout(
@@ -173,12 +171,12 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
     """uint8 [n]: the bytes of a tensor, row-major, in host memory; a view where possible."""
-    return device_bytes(whole(tensor).cpu())
+    return device_bytes(tensor.cpu())
 
 
 def device_bytes(tensor: Tensor) -> Tensor:
     """As `tensor_bytes`, where the tensor lies."""
-    dense = whole(tensor).detach().resolve_conj().resolve_neg().contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A tensor of one element or none is contiguous with any stride, which no view of its bytes can
     # have.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
@@ -231,51 +229,19 @@ class _Form(NamedTuple):
         return _Form(tensor.dtype, tensor.shape, address, stride, device, tensor.nbytes, *views)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """Where everything goes in an image of such tensors, counted from the end of the header.
-
-    entries, ties, strides: JSON of the header. starts: of the tensors that have bytes.
-    """
-
-    entries: str
-    ties: str
-    strides: str
-    starts: tuple[tuple[str, int], ...]
-    partial_words_at: int
-    size_bytes: int
-
-
 # From one step to the next the forms stay and only the values change: one plan serves the whole
 # run.
 @lru_cache(maxsize=1)
-def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
+def _plan(forms: tuple[tuple[str, _Form], ...]) -> tuple[Plan, str, str]:
+    """The plan of an image of such tensors, and its ties and strides as JSON."""
     ties = _ties(forms)
     stored = {name: form for name, form in forms if name not in ties}
-    sizes = {name: form.size_bytes for name, form in stored.items()}
-    starts, offset = {}, 0
-    for name in sorted(
-        stored, key=lambda name: (sizes[name] % WORD_BYTES != 0, -stored[name].dtype.itemsize)
-    ):
-        starts[name] = offset
-        offset += sizes[name]
-    entries = {
-        name: {
-            "dtype": DTYPES[form.dtype],
-            "shape": list(form.shape),
-            "data_offsets": [starts[name], starts[name] + sizes[name]],
-        }
-        for name, form in stored.items()
-    }
     of_each = ((name, dense_strides(form.shape, form.stride)) for name, form in stored.items())
-    return _Plan(
-        entries=json.dumps(entries, separators=(",", ":")),
-        ties=json.dumps(ties),
-        strides=json.dumps({name: strides for name, strides in of_each if strides}),
-        starts=tuple((name, start) for name, start in starts.items() if sizes[name]),
-        partial_words_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
-        size_bytes=offset,
+    strides = {name: strides for name, strides in of_each if strides}
+    planned = safetensors_header.plan(
+        {name: (DTYPES[form.dtype], form.shape) for name, form in stored.items()}
     )
+    return planned, json.dumps(ties), json.dumps(strides)
 
 
 def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
@@ -287,14 +253,6 @@ def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
         if first != name and form.size_bytes:
             ties[name] = first
     return ties
-
-
-def _head(plan: _Plan, metadata: dict[str, str]) -> bytes:
-    """The header and its length word, padded so that it ends on a page."""
-    first = json.dumps({METADATA: metadata}, separators=(",", ":"))
-    text = (first if plan.entries == "{}" else f"{first[:-1]},{plan.entries[1:]}").encode()
-    text += b" " * (-(len(text) + LENGTH.size) % PAGE)
-    return LENGTH.pack(len(text)) + text
 
 
 def _tensor(entry: TensorEntry, view: memoryview, strides: Sequence[int] | None) -> Tensor:

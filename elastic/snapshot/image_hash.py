@@ -59,10 +59,10 @@ class ImageHash:
         """Raises CheckpointDamaged, or what `source` raises."""
         self._source = source
         head = _read_head(source, size_bytes)
-        self._header = safetensors_header.parse(head, size_bytes)
+        self.header = safetensors_header.parse(head, size_bytes)
         self._head, self._size_bytes = hashlib.sha256(head), size_bytes
         self._data_at = len(head)
-        self._parts = _parts_of(self._header)
+        self._parts = _parts_of(self.header)
 
     def tasks(self) -> list[Task]:
         """Each reads neighbouring tensors. Call once, and run all of them."""
@@ -77,7 +77,7 @@ class ImageHash:
 
     def digest(self) -> str:
         """64 hexadecimal digits. Raises CheckpointDamaged for anything but a state."""
-        document = self._header.document
+        document = self.header.document
         values = document.get("state") if isinstance(document, dict) else None
         if not isinstance(values, dict):
             raise CheckpointDamaged("the payload is not a training state: its document lacks a state")

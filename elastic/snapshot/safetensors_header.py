@@ -10,11 +10,13 @@ It does not promise that the bytes are those that were written.
 import json
 import math
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from elastic.errors import CheckpointDamaged
 
+PAGE, WORD_BYTES = 4096, 8
 LENGTH = struct.Struct("<Q")
 DOCUMENT = "elastic"
 TIES = "elastic.ties"
@@ -59,6 +61,59 @@ class Header:
     ties: dict[str, str]
     strides: dict[str, tuple[int, ...]]
     document: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where tensors go in an image, counted from the end of the header.
+
+    entries: JSON of the header. starts: of those that have bytes. partial_words_at: of the first
+    tensor whose bytes are no whole 64-bit words, or the end.
+    """
+
+    entries: str
+    starts: tuple[tuple[str, int], ...]
+    partial_words_at: int
+    size_bytes: int
+
+
+def plan(forms: Mapping[str, tuple[str, Sequence[int]]]) -> Plan:
+    """First come the tensors of whole 64-bit words, then the others, each time those with the
+    largest elements first. So each lies on a multiple of its element's size.
+
+    forms: the dtype and the shape of each tensor.
+    """
+    elements = {name: DTYPES[dtype][1] for name, (dtype, _) in forms.items()}
+    sizes = {name: math.prod(shape) * elements[name] for name, (_, shape) in forms.items()}
+    starts, offset = {}, 0
+    for name in sorted(forms, key=lambda name: (sizes[name] % WORD_BYTES != 0, -elements[name])):
+        starts[name] = offset
+        offset += sizes[name]
+    entries = {
+        name: {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [starts[name], starts[name] + sizes[name]],
+        }
+        for name, (dtype, shape) in forms.items()
+    }
+    return Plan(
+        entries=json.dumps(entries, separators=(",", ":")),
+        starts=tuple((name, start) for name, start in starts.items() if sizes[name]),
+        partial_words_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
+        size_bytes=offset,
+    )
+
+
+def head(entries: str, metadata: Mapping[str, str]) -> bytes:
+    """The length word and the header, padded so that the data begins on a page.
+
+    entries: those of a Plan.
+    """
+    first = json.dumps({METADATA: metadata}, separators=(",", ":"))
+    text = (first if entries == "{}" else f"{first[:-1]},{entries[1:]}").encode()
+    text += b" " * (-(len(text) + LENGTH.size) % PAGE)
+    return LENGTH.pack(len(text)) + text
 
 
 def parse(image: Buffer, size_bytes: int | None = None) -> Header:

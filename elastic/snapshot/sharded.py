@@ -4,15 +4,19 @@ It is a DTensor of torch, as `torch.distributed.fsdp.fully_shard` makes them. DT
 by what it has, since its import takes a second, which a run without sharded modules does not spend.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from elastic.errors import PeerLost
+from elastic.snapshot.division import chunk
 
 T = TypeVar("T", bound=Tensor)
 _WHOLE = Tensor, nn.Parameter
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_sharded(tensor: object) -> TypeGuard[Any]:
@@ -49,10 +53,32 @@ def whole(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def as_sharded(tensor: Tensor, like: Any) -> Tensor:
     """A whole tensor cut as `like` is, of its shape: a view of this rank's rows."""
-    mesh, rows = like.device_mesh, -(-tensor.shape[0] // like.device_mesh.size())
-    first = min(mesh.get_local_rank() * rows, tensor.shape[0])
-    own = tensor[first : first + rows]
+    rows = own_rows(tensor.shape[0], like)
+    return of_rows(tensor[rows.start : rows.stop], like, tensor.shape)
+
+
+def own_rows(rows: int, like: Any) -> range:
+    """Those of a tensor of so many rows that this rank has, cut as `like` is."""
+    return chunk(rows, like.device_mesh.get_local_rank(), like.device_mesh.size())
+
+
+@torch.no_grad()
+def of_rows(own: Tensor, like: Any, shape: Sequence[int]) -> Tensor:
+    """A sharded tensor of this shape, cut as `like` is, of this rank's rows, in their memory."""
+    stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
     made: Tensor = type(like).from_local(
-        own, mesh, like.placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
+        own, like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
     return made
+
+
+def row_words(tensor: Any) -> int:
+    """A checksum of this rank's rows, which adds up over ranks to that of the whole tensor: sums of
+    each row's words, times an odd number for each row.
+    """
+    own = local(tensor)
+    first = own_rows(tensor.shape[0], tensor).start
+    words = own.detach().contiguous().view(_WORDS[own.itemsize])
+    sums = words.flatten(1).sum(1, dtype=torch.int64) if words.dim() > 1 else words.to(torch.int64)
+    rows = torch.arange(first, first + len(sums), device=own.device)
+    return int((sums * (2 * rows + 1)).sum()) % (1 << 64)

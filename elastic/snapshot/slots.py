@@ -2,8 +2,8 @@
 
 With two slots or more the newest stays while the next is written. What was not published is never
 found. Slots lie in one file of shared memory (a memfd): a page that says how the file is cut, then
-for each slot a page of header and a body. One process writes at a time, which the owner of the
-memory ensures; one process, the uploader, takes leases.
+for each slot a header and a body. One process writes at a time, which the owner of the memory
+ensures; one process, the uploader, takes leases.
 
 Each slot is a seqlock: its sequence number `seq` is odd while the slot is written and even when it
 is whole. The k-th publishing makes it 2k, and 0 is a slot that was never written. A reader takes
@@ -37,17 +37,38 @@ WORD_BYTES = 8
 _SHAPE = struct.Struct("qq")  # of the first page: how many slots, and the capacity of each
 _ZEROS = memoryview(bytes(1 << 20))
 _SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
-INFO_LIMIT_BYTES = PAGE - _HEADER_WORDS * WORD_BYTES
+_HEADER_BYTES = 4 * PAGE  # room for the parts of a hundred ranks
+INFO_LIMIT_BYTES = _HEADER_BYTES - _HEADER_WORDS * WORD_BYTES
 _READS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPart:
+    """A part of a sharded state (snapshot/division.py) in a body: the image that begins at `start`.
+
+    checksum: of that image. is_copy: it is that of another node's rank.
+    """
+
+    number: int
+    start: int
+    size_bytes: int
+    checksum: str
+    is_copy: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInfo:
     """What stands in a slot's header about the state in its body.
 
-    chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. line:
-    the step's line of the metrics, None if it did not fit. data: what the run is trained on, as the
-    JSON of data/record.py; empty before that was recorded, and where it did not fit.
+    chain: of all steps so far. checksum: of the image, or of a state in parts (State.evidence),
+    hexadecimal; empty if it is not known. line: the step's line of the metrics, None if it did not
+    fit. data: what the run is trained on, as the JSON of data/record.py; empty before that was
+    recorded, and where it did not fit. parts: those in the body, of `of` in all; none where the
+    body is one image of the whole state.
     """
 
     step: int
@@ -56,6 +77,8 @@ class SnapshotInfo:
     checksum: str = ""
     line: dict[str, Any] | None = None
     data: str = ""
+    of: int = 0
+    parts: tuple[SnapshotPart, ...] = ()
 
     def to_json(self) -> bytes:
         """With its data and its line if they fit into a header; the image has the data as well."""
@@ -87,6 +110,14 @@ class Snapshot:
     size_bytes: int
     info: SnapshotInfo
     is_agreed: bool = False
+
+    @property
+    def images(self) -> tuple[SnapshotPart, ...]:
+        """The parts of the state; an image of all of it is the one part of it."""
+        whole = SnapshotPart(
+            number=0, start=0, size_bytes=self.size_bytes, checksum=self.info.checksum, is_copy=False
+        )
+        return self.info.parts or (whole,)
 
 
 class SnapshotSlots:
@@ -183,7 +214,7 @@ class SnapshotSlots:
 
     def offset(self, slot: int) -> int:
         """Where the body begins in the memory's file."""
-        return self._header(slot) + PAGE
+        return self._header(slot) + _HEADER_BYTES
 
     def body(self, slot: int) -> memoryview:
         """uint8 [capacity_bytes], writable, page-aligned."""
@@ -287,7 +318,7 @@ class SnapshotSlots:
         return None
 
     def _header(self, slot: int) -> int:
-        return PAGE + slot * (PAGE + self.capacity_bytes)
+        return PAGE + slot * (_HEADER_BYTES + self.capacity_bytes)
 
     def _word(self, slot: int, word: int) -> int:
         return self._words[self._header(slot) // WORD_BYTES + word]
@@ -301,4 +332,4 @@ def _is_whole(seq: int) -> bool:
 
 
 def _file_bytes(num_slots: int, capacity_bytes: int) -> int:
-    return PAGE + num_slots * (PAGE + capacity_bytes)
+    return PAGE + num_slots * (_HEADER_BYTES + capacity_bytes)

@@ -42,7 +42,7 @@ class _Word(Generic[T]):
 class ControlPage:
     """drain: the agent asks its workers for a drain. drains_at_once: without the further step that
     the next group would compare. rehearses: the workers ended to be started anew, for no other
-    reason.
+    reason. leaves: this node is to leave the group.
 
     wanted_bytes: the size of a snapshot slot that the workers ask for. refused_bytes: the last such
     size for which the node has no memory in this generation. shared_step: the last one whose state
@@ -59,6 +59,7 @@ class ControlPage:
     restored_step = _Word(6, int)
     drains_at_once = _Word(8, bool)
     rehearses = _Word(9, bool)
+    leaves = _Word(10, bool)
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -11,11 +11,12 @@ own groups.
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import zip_longest
 from typing import TypeVar
 
 import torch
@@ -107,6 +108,30 @@ class ProcessGroups:
                 with self.waiting():
                     sending.wait()
 
+    def exchange(
+        self, outgoing: Callable[[int], list[Tensor]], incoming: Callable[[int], list[Tensor]]
+    ) -> None:
+        """Send bytes to every rank, and receive some of each; all ranks call it.
+
+        outgoing: uint8 [n], in host memory, for a rank (this one too). incoming: what takes those
+        of a rank, of as many bytes in all. Raises PeerLost.
+        """
+        for shift in range(self.world_size):
+            to, source = (self.rank + shift) % self.world_size, (self.rank - shift) % self.world_size
+            given, taken = _pieces(outgoing(to)), _pieces(incoming(source))
+            for sent, received in zip_longest(given, taken, fillvalue=list[Tensor]()):
+                data = torch.cat(sent) if sent else torch.empty(0, dtype=torch.uint8)
+                if shift:
+                    with self.waiting(), peers_may_die("the exchange of a state"):
+                        sending = dist.isend(data, to, group=self.control) if sent else None
+                        data = torch.empty(sum(map(len, received)), dtype=torch.uint8)
+                        if received:
+                            dist.recv(data, source, group=self.control)
+                        if sending is not None:
+                            sending.wait()
+                for each, part in zip(received, torch.split(data, [*map(len, received)]), strict=True):
+                    each.copy_(part)
+
     def tell(self, key: str, value: str) -> None:
         """Write a value down for all ranks of this generation; each finds it once this returns."""
         if self.store is not None:
@@ -155,6 +180,20 @@ class ProcessGroups:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _pieces(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Their bytes in pieces, all but the last of PIECE_BYTES."""
+    piece, room = list[Tensor](), PIECE_BYTES
+    for each in tensors:
+        while len(each):
+            piece.append(each[:room])
+            each, room = each[room:], room - len(piece[-1])  # noqa: PLW2901 - what is left of it
+            if not room:
+                yield piece
+                piece, room = [], PIECE_BYTES
+    if piece:
+        yield piece
 
 
 def _message_bytes(message: memoryview) -> int:

@@ -39,12 +39,18 @@ _CLOCK = SystemClock()
 
 
 def offer(
-    path: str, slots: SnapshotSlots, snapshot: Snapshot, *, resumed_from: int | None, final: bool
+    path: str,
+    slots: SnapshotSlots,
+    snapshot: Snapshot,
+    *,
+    resumed_from: int | None,
+    final: bool,
+    wants_digest: bool = False,
 ) -> "Handover":
     """Hand over a snapshot of `slots`, which may be closed afterwards.
 
     path: of the uploader's socket, in which the offer waits while the uploader saves, or is
-    started. resumed_from: as in `Offer`. Raises StoreFailed when no uploader takes it.
+    started. resumed_from, wants_digest: as in `Offer`. Raises StoreFailed where none takes it.
     """
     message = Offer(
         step=snapshot.info.step,
@@ -53,6 +59,7 @@ def offer(
         seq=snapshot.seq,
         resumed_from=resumed_from,
         is_final=final,
+        wants_digest=wants_digest,
     )
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, theirs:

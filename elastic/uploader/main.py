@@ -153,7 +153,8 @@ class Uploader:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         result = self.saver.save(job.offer, job.slots, job.snapshot)
         results.put(result)
-        if result.state is SaveState.COMMITTED:
+        # Of parts, one node has made the checkpoint.
+        if result.state is SaveState.COMMITTED and (result.is_ours or not job.snapshot.info.parts):
             self.saver.prune(job.offer)
         results.put(None)
 

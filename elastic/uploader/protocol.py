@@ -89,6 +89,7 @@ class Offer:
     `generation` are repeated here for a result, should it be written over. `resumed_from`: the step
     of the checkpoint from which training resumed, above which retention distrusts older
     generations; None where that is not known. `is_final`: no training goes on beside the save.
+    `wants_digest`: of a state in parts, for which all of it is read.
     """
 
     step: Count
@@ -97,6 +98,7 @@ class Offer:
     seq: Positive
     resumed_from: Count | None
     is_final: bool
+    wants_digest: bool = False
 
     def result(self, state: SaveState, reason: str) -> SaveResult:
         """For a save that committed nothing."""

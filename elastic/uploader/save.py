@@ -11,17 +11,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
+from elastic.checkpoint.commit_parts import OfferedPart, PartsCommit
 from elastic.checkpoint.prune import prune
 from elastic.checkpoint.record import Hashes, Save, save_limit_s
 from elastic.config.run_dir import UID
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot.checksum import ImageChecksum
 from elastic.snapshot.image_hash import ImageHash, Task, in_memory, run_all
-from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.storage.store import Payload, Store, read_small
 from elastic.system.clock import Clock, processor_s
@@ -78,8 +80,8 @@ class Saver:
         )
 
     def _commit(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot, began_s: float) -> Committed:
-        size_bytes = snapshot.size_bytes
-        image = slots.body(offer.slot)[:size_bytes]
+        size_bytes, info = snapshot.size_bytes, snapshot.info
+        body, at = slots.body(offer.slot), slots.offset(offer.slot)
         save = Save(run_id=self.config.run_id, step=offer.step, generation=offer.generation)
 
         def is_fenced() -> bool:
@@ -92,17 +94,43 @@ class Saver:
             return not self.fence.admits(offer.generation)
 
         limit_s = save_limit_s(self.config.save_deadline_s, size_bytes)
+        limits = WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced)
+        offered = [
+            OfferedPart(
+                number=part.number,
+                payload=Payload(fd=slots.fd, offset=at + part.start, size_bytes=part.size_bytes),
+                hashes=partial(hashes_of, body[part.start : part.end], part.checksum, offer.step),
+                is_copy=part.is_copy,
+            )
+            for part in snapshot.images
+        ]
+        reached = partial(self._reached, offer.step)
+        if info.parts:
+            parts_commit = PartsCommit(
+                store=self.store,
+                save=save,
+                of=info.of,
+                checksum=info.checksum,
+                has_digest=offer.wants_digest,
+                limits=limits,
+                clock=self.clock,
+                reached=reached,
+            )
+            return parts_commit.commit(offered)
         # Leaving it waits for the hash, also where the save fails.
         with ThreadPoolExecutor(1, f"hash-{offer.step}") as thread:
             return commit(
                 self.store,
-                Payload(fd=slots.fd, offset=slots.offset(offer.slot), size_bytes=size_bytes),
+                offered[0].payload,
                 save,
-                limits=WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced),
+                limits=limits,
                 clock=self.clock,
-                reached=lambda point: self.reached(point, offer.step),
-                hashed=thread.submit(hashes_of, image, snapshot.info).result,
+                reached=reached,
+                hashed=thread.submit(offered[0].hashes).result,
             )
+
+    def _reached(self, step: int, point: str) -> None:
+        self.reached(point, step)
 
     def _check_run_dir(self) -> None:
         """Raises StoreFailed where another run has the name of a directory that was set aside.
@@ -142,8 +170,9 @@ class Saver:
             )
 
 
-def hashes_of(image: memoryview, info: SnapshotInfo) -> Hashes:
-    """image: uint8 [size_bytes], in a slot that is leased. info: what stands beside it.
+def hashes_of(image: memoryview, published: str, step: int) -> Hashes:
+    """image: uint8 [size_bytes], in a slot that is leased. published: its checksum as a snapshot,
+    "" if that is not known.
 
     Raises StoreFailed where the image is not what was published, CheckpointDamaged where it is
     none.
@@ -156,8 +185,8 @@ def hashes_of(image: memoryview, info: SnapshotInfo) -> Hashes:
             yield
 
     run_all([summed(), *hashes.tasks()])
-    if info.checksum not in ("", checksum.hexdigest()):
-        raise StoreFailed(f"the snapshot of step {info.step} changed in memory before it was saved")
+    if published not in ("", checksum.hexdigest()):
+        raise StoreFailed(f"the snapshot of step {step} changed in memory before it was saved")
     return Hashes(digest=hashes.digest(), sha256=hashes.parts_sha256(), checksum=checksum.hexdigest())
 
 

@@ -18,7 +18,7 @@ from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage
 from elastic.testing.fakes import FakeClock
-from elastic.train.state.flat import FlatState, checksum_of
+from elastic.train.state.flat import FlatState, checksum_of, state_evidence
 from elastic.train.state.snapshotting import Snapshotting, layout_of
 
 
@@ -35,7 +35,7 @@ class Node:
             comparison=Comparison(groups=groups_of(member), node=f"node{member.rank}", generation=2, log=log),
             page=self.page,
             snapshotting=self.snapshotting,
-            flatten=self.flatten,
+            evidence=lambda: state_evidence(self.flatten()),
             step=0,
             known=known,
         )

@@ -10,7 +10,7 @@ from records import IDENTITY
 from saved_state import Holder
 from torch import nn
 
-from elastic.checkpoint.payload_check import read_state
+from elastic.checkpoint.payload_check import check_state
 from elastic.cli import main
 from elastic.errors import EXIT_USAGE
 from elastic.report import export
@@ -117,7 +117,7 @@ def test_the_step_that_is_named_is_exported_and_else_the_newest(make_run, tmp_pa
         ("m.pth --entry models", "expected an entry 'models', found average, model; give --entry NAME"),
         ("m.pth --entry model.2", "expected an entry 'model.2', found model."),
         ("m.pth --entry average", "two of one name, in average.decay; give --entry NAME for a part"),
-        ("m.bin", "expected a local FILE that ends in .pth or .pt"),
+        ("m.bin", "expected a local FILE that ends in .safetensors, or in .pth or .pt"),
         ("no/such/m.pt", "expected to write no/such/m.pt, found"),
         ("folder.pt --overwrite", "expected to write folder.pt, found"),
         ("taken.pt", "exists; take another name, or replace it with --overwrite"),
@@ -139,11 +139,10 @@ def test_a_full_disk_leaves_no_file_and_what_was_there(make_run, tmp_path, monke
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def read_before_it_is_full(*where):
-        memory = read_state(*where)
+        check_state(*where)
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
-        return memory
 
-    monkeypatch.setattr(export, "read_state", read_before_it_is_full)
+    monkeypatch.setattr(export, "check_state", read_before_it_is_full)
     try:
         assert main(["export", str(run), str(file), "--overwrite"]) == EXIT_USAGE
     finally:

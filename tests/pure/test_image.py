@@ -78,7 +78,7 @@ def test_an_image_is_read_as_it_was_written(found, state, words):
     """
     document = {"state": state, "words": words}
     layout, body = image.layout(found, document), bytes(written(found, document))
-    assert len(layout.head) % image.PAGE == 0
+    assert len(layout.head) % safetensors_header.PAGE == 0
     assert all(offset % tensor.element_size() == 0 for offset, tensor in layout.places)
     ends = [len(layout.head), *(offset + tensor.nbytes for offset, tensor in layout.places)]
     assert [offset for offset, _ in layout.places] == ends[:-1] and ends[-1] == layout.size_bytes
@@ -120,7 +120,7 @@ GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
 
 def with_header(entry, data=bytes(64), **more):
     text = json.dumps({"__metadata__": METADATA | more, "x": entry}).encode()
-    return bytearray(image.LENGTH.pack(len(text)) + text + data)
+    return bytearray(safetensors_header.LENGTH.pack(len(text)) + text + data)
 
 
 def is_damage_or_harmless(data):

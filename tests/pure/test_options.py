@@ -36,6 +36,7 @@ VALUES = {
     "max_restarts": st.integers(0, 99),
     "save_every": auto | in_steps | in_seconds,
     "snapshot_every": auto | off | in_steps,
+    "snapshot_copies": st.sampled_from([1, 2]),
     "audit": auto | off | in_steps,
     "rehearse": auto | off | in_steps,
     "balance": st.sampled_from(["auto", "off"]),

@@ -384,7 +384,7 @@ def test_no_snapshot_after_the_last_agreed_step_is_used():
 def test_an_older_state_needs_the_newest_commit_to_be_there(there, rejected, is_missing):
     """A damaged checkpoint is there; a damaged snapshot is no checkpoint."""
     found = [
-        Candidate(step=step, ranks=(0,), record=record(step) if is_stored else None)
+        Candidate(step=step, holders=((0,),), record=record(step) if is_stored else None)
         for step, is_stored in there
     ]
     refused = [RejectedState(step=step, reason="torn", is_stored=is_stored) for step, is_stored in rejected]

@@ -213,8 +213,8 @@ def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
     monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         SnapshotSlots.create(PAGE, 3)
-    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 3 * PAGE - 1)
-    with pytest.raises(OSError, match=f"expected {3 * PAGE} bytes of memory, found {3 * PAGE - 1} left"):
+    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 6 * PAGE - 1)
+    with pytest.raises(OSError, match=f"expected {6 * PAGE} bytes of memory, found {6 * PAGE - 1} left"):
         SnapshotSlots.create(PAGE, 1)
     assert open_files() <= before
 
@@ -253,7 +253,7 @@ def test_a_header_changed_in_memory_is_no_snapshot():
         slot = slots.begin()
         slots.publish(slot, size_bytes=value, info=info(value))
     newest = slots.whole()[0]
-    at = slots.offset(newest.slot) - PAGE
+    at = slots.offset(newest.slot) - 4 * PAGE
     os.pwrite(slots.fd, words(2**40), at + 16)
     assert slots.whole()[0].info == info(1)
     os.pwrite(slots.fd, words(2), at + 16)

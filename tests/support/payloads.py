@@ -34,7 +34,7 @@ def hashes_of(payload: bytes | bytearray | memoryview) -> Hashes:
 
 def bytes_of(store: Store, record: CommitRecord, clock: Clock) -> bytes:
     """As a restore reads them. Raises CheckpointDamaged, StoreFailed."""
-    with closing(read_state(store, record, clock)) as memory:
+    with closing(read_state(store, record.payloads[0], clock)) as memory:
         return bytes(memory.view())
 
 

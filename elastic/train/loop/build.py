@@ -37,6 +37,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.on_step import StepFunctions
 from elastic.train.loop.schedule import COMPARISON_SHARE, AuditSchedule, Interval, SnapshotSchedule
+from elastic.train.sharded.snapshots import PartSnapshotting, Place, places_of
 from elastic.train.state.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state.state import State
 from elastic.worker.heartbeat import HeartbeatSender
@@ -147,9 +148,10 @@ class LoopParts:
     The loop gives the loader another order, where the run began in one, and opens fresh groups when
     it is left early. store, checkpoints: of the run directory, and of what is committed in it.
     commits_drains: without an agent the process itself commits the state with which it is told to
-    end. output: on rank 0 alone. metrics: on rank 0, and where nodes share no
-    folder a copy on each other node. trace: where `elastic-train check` tries the recipe, else
-    None. stopped: where the recipe ended the run early, if it did.
+    end. hands_over: this rank gives snapshots to an uploader. output: on rank 0 alone. metrics: on
+    rank 0, and where nodes share no folder a copy on each other node. trace: where
+    `elastic-train check` tries the recipe, else None. stopped: where the recipe ended the run
+    early, if it did.
     """
 
     def __init__(self, worker: WorkerParts, loader: Loader, state: State) -> None:
@@ -158,8 +160,9 @@ class LoopParts:
         options = link.options
         self.groups, self.link, self.identity, self.run_dir = groups, link, worker.identity, run
         self.page, self.heartbeat, self.step_functions = worker.page, worker.heartbeat, worker.step_functions
-        self.commits_drains = is_alone(link)
+        self.commits_drains, self.log = is_alone(link), worker.log
         is_first, check = groups.rank == 0, worker.check
+        self.hands_over = is_first
         log = worker.log if is_first else None
         evidence = link.evidence if check is None else ""
         self.store, self.checkpoints = open_store(run.url), open_store(run.checkpoints_url)
@@ -217,14 +220,24 @@ def _recipe(identity: Identity) -> str:
 
 
 def _snapshotting(parts: LoopParts) -> Snapshotting | None:
-    """For one worker of each node; without an agent only rank 0 has memory for snapshots."""
-    groups, alone = parts.groups, parts.commits_drains
-    if groups.local_rank != 0 or (alone and groups.rank != 0):
+    """For one worker of each node, and of a sharded state for each; without an agent only rank 0
+    has memory for snapshots.
+    """
+    groups, alone, sharded = parts.groups, parts.commits_drains, parts.state.sharded
+    if (groups.local_rank != 0 or (alone and groups.rank != 0)) and sharded is None:
         return None
     slots = OwnSlots() if alone else AgentSlots(parts.page, parts.link.pid)
     device, addresses = groups.device, parts.state.updated_addresses
     copy = HostCopy() if device.type == "cpu" else DeviceCopy(device, addresses)
-    return Snapshotting(slots.of_size, copy, parts.clock)
+    if sharded is None:
+        return Snapshotting(slots.of_size, copy, parts.clock)
+    places = [Place(rank, 0, 0) for rank in range(groups.world_size)]
+    if not alone:
+        nodes = groups.all_gather(parts.link.node)
+        ranks = [[rank for rank, node in enumerate(nodes) if node == each] for each in dict.fromkeys(nodes)]
+        places = places_of(ranks, parts.link.options.snapshot_copies)
+    parts.hands_over = any(each.leader == groups.rank for each in places)
+    return PartSnapshotting(slots.of_size, copy, parts.clock, groups, places)
 
 
 def _tensors_of(state: State, target: str) -> Iterable[Tensor]:

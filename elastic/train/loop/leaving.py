@@ -20,7 +20,6 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot.image import LiveChecksum
 from elastic.train.groups import ProcessGroups
 from elastic.train.loop.build import LoopParts
-from elastic.train.state.flat import state_evidence
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.saving import SavedState
 from elastic.train.state.snapshotting import layout_of
@@ -96,11 +95,14 @@ def check_unchanged(
     step (`last`), if it has one; and by its parameters' versions, which need neither. Raises
     UsageError on every rank where one of them has another state.
     """
-    is_changed, state = not has_same_mark, parts.state.flatten()
+    is_changed, state = not has_same_mark, parts.state
     if resumed.step == number - 1:
-        is_changed |= state_evidence(state).whole != resumed.checksum
+        is_changed |= state.evidence().whole != resumed.checksum
     elif last is not None:  # on every rank, whose copy one of its node has
-        now = LiveChecksum(layout_of(state, last.info)).hexdigest()
+        if state.sharded is None:
+            now = LiveChecksum(layout_of(state.flatten(), last.info)).hexdigest()
+        else:
+            now = state.evidence().whole
         is_changed |= last.published is not None and now != last.published.snapshot.info.checksum
     if any(parts.groups.all_gather(is_changed)):
         raise UsageError(

@@ -18,7 +18,6 @@ that one takes the next step meanwhile, the open step has no gradients, and that
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from elastic.data.loader import Batch
@@ -29,7 +28,6 @@ from elastic.proof.agreement import Agreement
 from elastic.proof.audit import Auditor, StepAudit
 from elastic.reduce.balance import Balance
 from elastic.reduce.tree import spans_of
-from elastic.snapshot.sharded import local
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.silence import Phase
 from elastic.train import refuse
@@ -108,13 +106,11 @@ class Loop:
 
     def checksum(self) -> str:
         """The checksum of the whole state, as it is now on this rank; all ranks ask for it."""
-        return checksum_of(self.parts.state.flatten()).whole
+        return self.parts.state.checksum().whole
 
     def own_checksum(self) -> str:
         """That of the rows that this rank holds, without the other ranks."""
-        flat = self.parts.state.flatten()
-        own = {name: local(tensor) for name, tensor in flat.tensors.items()}
-        return checksum_of(replace(flat, tensors=own)).whole
+        return checksum_of(self.parts.state.flatten()).whole
 
     def say(self, sentence: str) -> None:
         """Once, on the console."""
@@ -143,7 +139,7 @@ class Loop:
             comparison=parts.comparison,
             page=parts.page,
             snapshotting=parts.snapshotting,
-            flatten=parts.state.flatten,
+            evidence=parts.state.evidence,
             step=point.step,
             known=point.divergence,
         )
@@ -350,10 +346,11 @@ class Loop:
         parts, began, last, output = self.parts, self._began, self._kept, self.parts.output
         parts.heartbeat.enter(Phase.SAVE)
         self.digest = began.digest
-        if last is None and began.source != "checkpoint":  # the last step's state was in memory
+        # The last step's state was in memory, or it was saved in parts without its digest.
+        if last is None and not (began.source == "checkpoint" and began.digest):
             last = self._saving.keep(self._recorder.info(began.step, began.line))
         if last is not None:
-            if problem := self._saving.commit(last):
+            if problem := self._saving.commit(last, wants_digest=True):
                 raise StoreFailed(
                     f"trained to the last step, {last.info.step}, which could not be saved: {problem}"
                 )

@@ -88,7 +88,7 @@ class StepRecorder:
         if number == step.steps or not number & (number - 1):  # 1, 2, 4, 8 … and the last
             self._say_once(step)
         if parts.trace is not None:
-            found = parts.again.collected.end(parts.groups, outcome.loss, parts.state.flatten())
+            found = parts.again.collected.end(parts.groups, outcome.loss, parts.state.evidence())
             parts.trace.add(line, found, steps=step.steps, shards=step.shards)
         if output is not None:
             seconds = now_s - self._began_s  # of all that a step takes the loop

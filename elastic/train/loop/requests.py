@@ -131,4 +131,4 @@ def act_on_requests(
 def _evidence(parts: LoopParts, step: Step, outcome: StepOutcome) -> ComputedStep:
     found = variables_of(sys._getframe())  # noqa: SLF001 - the recipe's frame is above
     variables = texts_of(found, parts.state, parts.loader.dataset)
-    return parts.again.end(step.number, parts.state.flatten(), step.logged, outcome.loss, variables)
+    return parts.again.end(step.number, parts.state.evidence(), step.logged, outcome.loss, variables)

@@ -175,6 +175,10 @@ class ShardedModules:
         (of.now, of.is_last, of.checksums), of.is_added = was, True
         return found
 
+    def totals(self, words: list[int]) -> list[int]:
+        """The sums of each number over all ranks, which wrap at 64 bits. Raises PeerLost."""
+        return [sum(each) % WORDS for each in zip(*self._groups.all_gather(words), strict=True)]
+
     def _whole(self, checksums: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
         mine = [(shard, name, words) for shard, of_one in checksums.items() for name, words in of_one.items()]
         found: dict[int, dict[str, int]] = {}

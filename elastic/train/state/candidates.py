@@ -16,6 +16,7 @@ from elastic.errors import NothingLoads
 
 MOST_LISTED = 5
 VOID = "it was taken while the ranks' states differed"
+INCOMPLETE = "some of its parts were in the memory of nodes that are gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +33,16 @@ class RejectedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedSnapshot:
-    """A snapshot in a node's memory, which a generation took. checksum: of its image."""
+    """A snapshot in a node's memory, which a generation took.
+
+    checksum: as of SnapshotInfo. parts: those of the state that are there, of `of` in all.
+    """
 
     step: int
     checksum: str
     generation: int
+    of: int = 1
+    parts: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +62,20 @@ class AvailableStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A state that training may resume from. `ranks` have it; record: None for a snapshot."""
+    """A state that training may resume from.
+
+    holders: by part of the state, the ranks that have it; a state that is not cut has one part.
+    record: None for a snapshot.
+    """
 
     step: int
-    ranks: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
     record: CommitRecord | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that have some of it."""
+        return tuple(sorted({rank for of_part in self.holders for rank in of_part}))
 
     @property
     def is_stored(self) -> bool:
@@ -86,7 +101,10 @@ def order_candidates(
     candidates, rejected = _snapshots(available)
     for of_rank in available:
         rejected += of_rank.damaged
-        candidates += [Candidate(step=each.step, ranks=(0,), record=each) for each in of_rank.records]
+        candidates += [
+            Candidate(step=each.step, holders=_readers(each, len(available)), record=each)
+            for each in of_rank.records
+        ]
     # Of two at the same step the one in memory is nearer. The sort is stable, so records of one
     # step keep the storage's order (the latest replacement first).
     candidates.sort(key=lambda each: (-each.step, each.is_stored))
@@ -98,26 +116,43 @@ def order_candidates(
 def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
     """One candidate per step whose snapshots are all equal; the others are rejected."""
     known = newest_divergence(available)
-    holders: dict[int, dict[str, list[int]]] = {}
+    offered: dict[int, dict[str, list[tuple[int, OfferedSnapshot]]]] = {}  # by step and checksum
     void: set[int] = set()
     for rank, of_rank in enumerate(available):
         for each in of_rank.snapshots:
             if known is not None and each.generation == known.generation and each.step > known.agreed:
                 void.add(each.step)
             else:
-                holders.setdefault(each.step, {}).setdefault(each.checksum, []).append(rank)
+                offered.setdefault(each.step, {}).setdefault(each.checksum, []).append((rank, each))
     candidates = []
     rejected = [RejectedState(step=step, reason=VOID, is_stored=False) for step in sorted(void, reverse=True)]
-    for step, by_checksum in holders.items():
+    for step, by_checksum in offered.items():
         alike = list(by_checksum.values())
-        candidate = Candidate(step=step, ranks=tuple(alike[0]))
-        if len(alike) == 1:
-            candidates.append(candidate)
-            continue
-        groups = " | ".join(", ".join(map(str, ranks)) for ranks in alike)
-        reason = f"the nodes' snapshots of it differ (ranks {groups}): one machine's memory or arithmetic is faulty"
-        rejected.append(candidate.rejected(reason))
+        if len(alike) > 1:
+            groups = " | ".join(", ".join(str(rank) for rank, _ in ranks) for ranks in alike)
+            reason = f"the nodes' snapshots of it differ (ranks {groups}): one machine's memory or arithmetic is faulty"
+            rejected.append(RejectedState(step=step, reason=reason, is_stored=False))
+        elif (holders := _holders(alike[0])) is not None:
+            candidates.append(Candidate(step=step, holders=holders))
+        else:
+            rejected.append(RejectedState(step=step, reason=INCOMPLETE, is_stored=False))
     return candidates, rejected
+
+
+def _holders(offered: Sequence[tuple[int, OfferedSnapshot]]) -> tuple[tuple[int, ...], ...] | None:
+    """By part; None where one is missing. A step done twice may have been cut in two ways."""
+    for of in dict.fromkeys(each.of for _, each in offered):
+        of_parts: list[list[int]] = [[] for _ in range(of)]
+        for rank, each in offered:
+            for number in each.parts if each.of == of else ():
+                of_parts[number].append(rank)
+        if all(of_parts):
+            return tuple(map(tuple, of_parts))
+    return None
+
+
+def _readers(record: CommitRecord, world_size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((number % world_size,) for number in range(len(record.payloads)))
 
 
 def check_none_is_missing(
@@ -135,7 +170,9 @@ def check_none_is_missing(
 
 def check_nothing_found(rejected: Sequence[RejectedState], run_url: str) -> None:
     """Raises NothingLoads with the reasons if there was a state that counts, and none loads."""
-    found = sorted((each for each in rejected if each.reason != VOID), key=lambda each: -each.step)
+    found = sorted(
+        (each for each in rejected if each.reason not in (VOID, INCOMPLETE)), key=lambda each: -each.step
+    )
     if not found:
         return
     reasons = [f"{each}: {' '.join(each.reason.split())}" for each in found[:MOST_LISTED]]

@@ -22,7 +22,7 @@ import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.data.fingerprint import real_numbers
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.proof.evidence import Evidence
-from elastic.snapshot import checksum
+from elastic.snapshot import checksum, image
+from elastic.snapshot.division import CUT, Division
 from elastic.snapshot.image import tensor_bytes, words_there
-from elastic.snapshot.sharded import is_sharded, whole
+from elastic.snapshot.sharded import is_sharded, local, row_words, whole
 from elastic.train.state.values import Values
 
 BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
@@ -59,6 +60,29 @@ class FlatState:
     def to_json(self) -> dict[str, Any]:
         """All but the tensors, for the document of an image, which may hold more than this."""
         return {"state": self.document, "about": self.about}
+
+    def own(self) -> "FlatState":
+        """With this rank's rows in place of sharded tensors."""
+        return replace(self, tensors={name: local(each) for name, each in self.tensors.items()})
+
+    def part(self, number: int, of: int) -> "FlatState":
+        """What a rank stores of a sharded state (snapshot/division.py)."""
+        ties = image.ties(self.tensors)
+        stored = {name: each for name, each in self.tensors.items() if name not in ties}
+        division = Division(
+            of=of,
+            number=number,
+            sharded=[name for name, each in stored.items() if is_sharded(each)],
+            dtypes={name: image.DTYPES.get(each.dtype, "") for name, each in stored.items()},
+            shapes={name: list(each.shape) for name, each in stored.items()},
+            ties=ties,
+        )
+        tensors = {
+            name: local(each)
+            for name, each in self.tensors.items()
+            if is_sharded(each) or division.has(ties.get(name, name), number)
+        }
+        return replace(self, tensors=tensors, about=self.about | {CUT: asdict(division)})
 
     @staticmethod
     def read(tensors: dict[str, Tensor], image_document: Any) -> "FlatState":
@@ -93,12 +117,23 @@ def copy_at(tensor: Tensor, place: int) -> Tensor:
     return like.copy_(tensor.detach())
 
 
-def checksum_of(flat: FlatState) -> Evidence:
-    """The same on every device, for every stride and address of the tensors."""
+# Sums of numbers of all ranks, for each rank's.
+Totals = Callable[[list[int]], list[int]]
+
+
+def checksum_of(flat: FlatState, totals: Totals = lambda words: words) -> Evidence:
+    """The same on every device, for every stride and address of the tensors.
+
+    Of a sharded tensor it is that of this rank's rows, and with `totals`, which all ranks compute,
+    that of the whole one, at every world size.
+    """
+    names = [name for name, each in flat.tensors.items() if is_sharded(each)]
+    words = dict(zip(names, totals([row_words(flat.tensors[name]) for name in names]), strict=True))
     entries = {}
     for name, tensor in flat.tensors.items():
         head = f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode()
-        entries[name] = hashlib.sha256(head + tensor_sums(tensor)).hexdigest()
+        sums = str(words[name]).encode() if name in words else tensor_sums(tensor)
+        entries[name] = hashlib.sha256(head + sums).hexdigest()
     for name, value in flat.document.items():
         entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
     return Evidence(entries)

@@ -18,7 +18,7 @@ It does not promise that objects are as they were where something does not fit: 
 trained then.
 """
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -30,17 +30,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
 from elastic.checkpoint.find_parent import record_of
+from elastic.checkpoint.payload_check import read_state
+from elastic.checkpoint.record import parse
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StoreFailed, UsageError
 from elastic.snapshot import image
 from elastic.storage.remote import open_store
 from elastic.storage.store import retrying
-from elastic.system.clock import Clock
+from elastic.system.sealed_memory import SealedMemory
 from elastic.train.loop.build import LoopParts
+from elastic.train.sharded.regroup import regroup
 from elastic.train.state.built import Structure, changes, check_order, settings_in, structure_of
 from elastic.train.state.flat import FlatState, decode, encode_value
-from elastic.train.state.spread import Copy, read_copy, spread
+from elastic.train.state.spread import Copy, copy_in, spread
 from elastic.train.state.state import State
 
 STORAGE_PATIENCE_S = 60.0
@@ -54,9 +57,7 @@ def inherit(parts: LoopParts, parent: identity.Parent) -> None:
     state is gone or damaged; StoreFailed on rank 0; PeerLost.
     """
     groups, state = parts.groups, parts.state
-    data = spread(groups, _read(parent, parts.clock) if groups.rank == 0 else Copy())
-    assert isinstance(data, Tensor), "rank 0 has read it"
-    saved = FlatState.read(*image.read(data.numpy().data))
+    saved = _read(parent, parts)
     problems, notes = load_entries(saved, state, parent.entries)
     misfits = next((of_rank for of_rank in groups.all_gather(problems) if of_rank), None)
     if misfits is not None:
@@ -81,12 +82,35 @@ def inherit(parts: LoopParts, parent: identity.Parent) -> None:
             print(f"  {note}")
 
 
-def _read(parent: identity.Parent, clock: Clock) -> Copy:
-    store = open_store(RunDir.parse(parent.url).checkpoints_url)
-    deadline = clock.monotonic() + STORAGE_PATIENCE_S
+def _read(parent: identity.Parent, parts: LoopParts) -> FlatState:
+    """The parent's state, on every rank, as its objects take it.
+
+    Raises UsageError and StoreFailed, on the rank that has found the reason; PeerLost.
+    """
+    groups, state, clock = parts.groups, parts.state, parts.clock
+    store, text = open_store(RunDir.parse(parent.url).checkpoints_url), ""
+    asked = partial(retrying, clock=clock, deadline=clock.monotonic() + STORAGE_PATIENCE_S)
     try:
-        record = retrying(partial(record_of, parent, store, clock), clock=clock, deadline=deadline)
-        return retrying(partial(read_copy, store, record, clock), clock=clock, deadline=deadline)
+        if groups.rank == 0:
+            text = asked(partial(record_of, parent, store, clock)).to_json().decode()
+        record = parse(groups.from_rank0(text).encode())
+
+        def read(number: int) -> SealedMemory:
+            return asked(partial(read_state, store, record.payloads[number], clock))
+
+        def load(number: int) -> memoryview:
+            with closing(read(number)) as memory:
+                return memory.view()
+
+        if state.sharded is None and not record.parts:
+            data = spread(groups, copy_in(read(0)) if groups.rank == 0 else Copy())
+            assert isinstance(data, Tensor), "rank 0 has read it"
+            return FlatState.read(*image.read(data.numpy().data))
+        holders = [number % groups.world_size for number in range(len(record.payloads))]
+        found = regroup(groups, state, holders, load, at_once=groups.world_size)
+        if isinstance(found, str):
+            raise CheckpointDamaged(found)
+        return found[0]
     except CheckpointDamaged as error:
         raise UsageError(
             f"expected {parent}, from which this run begins, found it damaged: {error}; "

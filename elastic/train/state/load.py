@@ -11,9 +11,8 @@ name is stale in a calm run and after a restart alike.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot import image
-from elastic.snapshot.sharded import as_sharded, is_sharded, local
+from elastic.snapshot.sharded import is_sharded, local
 from elastic.train.state import structure
 from elastic.train.state.flat import (
     PLACES_TENSORS,
@@ -123,32 +122,29 @@ def _share(tensor: Tensor, other: Tensor) -> None:
         tensor.data = other.data
 
 
-def sharded_as(flat: FlatState, live: Mapping[str, Tensor], objects: Mapping[str, Any]) -> FlatState:
-    """The state with this rank's rows, as views, of what its objects hold sharded.
+def sharded_like(
+    shapes: Mapping[str, Sequence[int]],
+    were_sharded: Iterable[str],
+    live: Mapping[str, Tensor],
+    objects: Mapping[str, Any],
+) -> dict[str, Any]:
+    """By name, for each saved tensor that these objects hold sharded, one that is sharded so.
 
-    live: the tensors that the objects have now; others may not be there yet. Those that were
-    sharded when they were saved are again. Of a run that was not, an optimizer's state of the shape
+    shapes: of all saved tensors. live: those that the objects have now; others may not be there
+    yet. Those that were sharded are again. Of a run that was not, an optimizer's state of the shape
     of a sharded parameter is sharded as that is.
     """
     like: dict[str, Any] = {entry: tensor for entry, tensor in live.items() if is_sharded(tensor)}
     any_one = next(iter(like.values()), None)
-    like |= dict.fromkeys(flat.about.get("sharded", ()), any_one)
+    if any_one is not None:
+        like |= {entry: like.get(entry, any_one) for entry in were_sharded}
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
             owners = (p for group in thing.param_groups for p in group["params"])
             of_each = {f"{name}.state.{number}": p for number, p in enumerate(owners) if is_sharded(p)}
-            found = {entry: of_each.get(entry.rpartition(".")[0]) for entry in flat.tensors}
-            like |= {
-                entry: p
-                for entry, p in found.items()
-                if p is not None and p.shape == flat.tensors[entry].shape
-            }
-    cut = {
-        entry: as_sharded(tensor, like[entry])
-        for entry, tensor in flat.tensors.items()
-        if like.get(entry) is not None and not is_sharded(tensor)
-    }
-    return replace(flat, tensors=flat.tensors | cut)
+            found = {entry: of_each.get(entry.rpartition(".")[0]) for entry in shapes}
+            like |= {e: p for e, p in found.items() if p is not None and list(p.shape) == list(shapes[e])}
+    return {entry: each for entry, each in like.items() if entry in shapes}
 
 
 def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:

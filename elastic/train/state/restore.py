@@ -17,6 +17,7 @@ which ends the restore on every rank: no rank goes on to an older checkpoint.
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,6 +25,8 @@ import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.payload_check import read_state
+from elastic.checkpoint.record import CommitRecord
 from elastic.config.identity import new_run_from
 from elastic.data import record
 from elastic.data.record import DataRecord
@@ -36,7 +39,9 @@ from elastic.proof.evidence import NOTHING, Earlier, Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.store import Answer, retrying
+from elastic.system.sealed_memory import SealedMemory
 from elastic.train.loop.build import LoopParts
+from elastic.train.sharded.regroup import Loaded, regroup
 from elastic.train.state.candidates import (
     AvailableStates,
     Candidate,
@@ -49,7 +54,7 @@ from elastic.train.state.candidates import (
 )
 from elastic.train.state.flat import FlatState
 from elastic.train.state.inherit import STORAGE_PATIENCE_S, inherit
-from elastic.train.state.spread import Copy, read_copy, spread
+from elastic.train.state.spread import Copy, copy_in, spread
 from elastic.train.state.state import State
 
 MOST_TRIES = 100  # while other nodes commit and delete
@@ -89,6 +94,7 @@ class Restorer:
         self._slots = SnapshotSlots.open(memory) if memory else None
         # Which snapshots failed is remembered, so that a run without another state is refused.
         self._damaged: list[RejectedState] = []
+        self._spoiled: set[tuple[int, int]] = set()  # (seq of a snapshot, part)
 
     def restore(self, again: Earlier = NOTHING) -> ResumePoint:
         """Load the newest state that loads.
@@ -140,16 +146,15 @@ class Restorer:
             inherit(self._parts, parent)
             chain, source = parent.digest, "parent"
         built = self._parts.state.load_as_built()
+        if self._parts.state.sharded is not None:
+            built = self._parts.state.evidence()
         self._fault_point()
         self._parts.comparison.check_same_state(built, step=0, known=known)
         self._discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _available(self) -> AvailableStates:
-        offered = tuple(
-            OfferedSnapshot(step=each.step, checksum=each.checksum, generation=each.generation)
-            for each in (snapshot.info for snapshot in self._snapshots().values())
-        )
+        offered = tuple(map(self._offered, self._snapshots().values()))
         known, damaged = self._link.divergence, tuple(self._damaged)
         found = AvailableStates(divergence=known, snapshots=offered, damaged=damaged)
         if self._groups.rank != 0:
@@ -159,18 +164,34 @@ class Restorer:
         rejected = (RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=(*damaged, *rejected))
 
+    def _offered(self, snapshot: Snapshot) -> OfferedSnapshot:
+        """Without parts that turned out to be damaged."""
+        info, numbers = snapshot.info, [each.number for each in snapshot.images]
+        parts = tuple(each for each in numbers if (snapshot.seq, each) not in self._spoiled)
+        return OfferedSnapshot(
+            step=info.step,
+            checksum=info.checksum,
+            generation=info.generation,
+            of=info.of or 1,
+            parts=parts,
+        )
+
     def _try(self, candidate: Candidate, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or its problem on the first rank that fails.
 
         All ranks return alike, because they decide by what they gathered.
         """
         groups, step, run_url = self._groups, candidate.step, self._parts.run_dir.url
-        data = spread(groups, self._own_copy(candidate))
-        if isinstance(data, str):
-            return data
+        state, is_cut = self._parts.state, self._parts.state.sharded is not None
+        if is_cut or len(candidate.holders) > 1:
+            read: Loaded | Tensor | str = self._regrouped(candidate)
+        else:
+            read = spread(groups, self._own_copy(candidate))
+        if isinstance(read, str):
+            return read
         misfit, damage, chain, trained_on, found = "", "", "", None, Evidence({})
         try:
-            chain, trained_on, found = _load(data, self._parts.state)
+            chain, trained_on, found = _load(read, state)
         except (StateDoesNotFit, UsageError) as error:
             misfit = str(error)
         except (ElasticError, OSError, LookupError, TypeError) as error:
@@ -193,7 +214,12 @@ class Restorer:
                 "Put the recipe back and give the same command, or begin a new run with the entries that fit: "
                 f"{new_run_from(run_url, entries='NAME')}"
             )
-        self._parts.comparison.check_votes(list(map(int, votes)), found, step=step, known=known)
+        comparison = self._parts.comparison
+        if is_cut:  # what the load has found is of this rank's rows
+            found = state.evidence()
+            comparison.check_same_state(found, step=step, known=known)
+        else:
+            comparison.check_votes(list(map(int, votes)), found, step=step, known=known)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
         return ResumePoint(
             step=step,
@@ -212,17 +238,36 @@ class Restorer:
             return Copy()
         try:
             if candidate.record is None:
-                return Copy(data=self._image(candidate.step))
-            store, clock = self._parts.checkpoints, self._parts.clock
-            return self._asked(partial(read_copy, store, candidate.record, clock))
+                return Copy(data=torch.frombuffer(self._image(candidate.step, 0), dtype=torch.uint8))
+            return copy_in(self._stored(candidate.record, 0))
+        except (CheckpointDamaged, OSError) as error:
+            return Copy(problem=str(error))
+
+    def _regrouped(self, candidate: Candidate) -> Loaded | str:
+        """Raises StoreFailed."""
+        groups, state, step, record = self._groups, self._parts.state, candidate.step, candidate.record
+        holders = [of_part[number % len(of_part)] for number, of_part in enumerate(candidate.holders)]
+
+        def load(number: int) -> memoryview:
+            if record is None:
+                return self._image(step, number)
+            with closing(self._stored(record, number)) as memory:
+                return memory.view()
+
+        at_once = len(holders) if record is None else groups.world_size
+        return regroup(groups, state, holders, load, at_once=at_once)
+
+    def _stored(self, record: CommitRecord, number: int) -> SealedMemory:
+        """A part of a checkpoint. Raises CheckpointDamaged, OSError, StoreFailed."""
+        store, clock = self._parts.checkpoints, self._parts.clock
+        try:
+            return self._asked(partial(read_state, store, record.payloads[number], clock))
         except StoreFailed as error:
             raise StoreFailed(
-                f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
+                f"the checkpoint of step {record.step} is committed and cannot be read ({error}). No older one is used in its place:"
                 f" give the same command again, or, if it stays unreadable, move its folder out of checkpoints/ and remove rendezvous/"
                 " (with etcd or c10d, give another --rdzv-id)"
             ) from error
-        except (CheckpointDamaged, OSError) as error:
-            return Copy(problem=str(error))
 
     def _snapshots(self) -> dict[int, Snapshot]:
         """Those in this node's memory that are agreed on, by step, newest first.
@@ -233,17 +278,22 @@ class Restorer:
         ordered = sorted(whole, key=lambda each: (-each.info.step, each.seq))
         return {each.info.step: each for each in ordered if each.is_agreed}
 
-    def _image(self, step: int) -> Tensor:
-        """uint8 [n], a view of the slot: valid until the next snapshot is written.
+    def _image(self, step: int, number: int) -> memoryview:
+        """A part of a snapshot, a view of the slot: valid until the next snapshot is written.
 
         Raises CheckpointDamaged when it is not what was written.
         """
         snapshot = self._snapshots().get(step)
         if self._slots is not None and snapshot is not None:
-            body = self._slots.body(snapshot.slot)[: snapshot.size_bytes]
-            if checksum.of_image(body) == snapshot.info.checksum:
-                return torch.frombuffer(body, dtype=torch.uint8)
-            self._slots.invalidate(snapshot.slot)
+            body = self._slots.body(snapshot.slot)
+            for part in snapshot.images:
+                found = body[part.start : part.end]
+                if part.number == number and checksum.of_image(found) == part.checksum:
+                    return found
+            if snapshot.info.parts:
+                self._spoiled.add((snapshot.seq, number))
+            else:
+                self._slots.invalidate(snapshot.slot)
         reason = "its bytes changed in memory after it was written"
         self._damaged.append(RejectedState(step=step, reason=reason, is_stored=False))
         raise CheckpointDamaged(reason)
@@ -275,13 +325,16 @@ class Restorer:
             print(f"{each} is not used ({each.reason}); trying another one")
 
 
-def _load(data: Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
-    """Give the objects the state of an image; its (chain, data, evidence).
+def _load(read: Loaded | Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
+    """Give the objects a state, which may be an image; its (chain, data, evidence).
 
     Raises CheckpointDamaged, and as `State.load`.
     """
-    tensors, document = image.read(data.numpy().data)
-    saved = FlatState.read(tensors, document)
+    if isinstance(read, Tensor):
+        tensors, document = image.read(read.numpy().data)
+        saved = FlatState.read(tensors, document)
+    else:
+        saved, document = read
     try:
         chain, trained_on = str(document["chain"]), record.parse(document["data"])
     except (KeyError, ValueError) as error:

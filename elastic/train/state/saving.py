@@ -22,7 +22,6 @@ from elastic.events import CheckpointFailed, Drained
 from elastic.observe.log import EventLog
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
-from elastic.snapshot.sharded import is_sharded
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
@@ -55,8 +54,8 @@ class Saving:
         self.parts = parts
         self.agreement = agreement
         self.checkpointing: Checkpointing | None = None
-        if parts.output is not None:
-            self.checkpointing = Checkpointing(parts.link, parts.clock, parts.output.log, resumed)
+        if parts.hands_over:
+            self.checkpointing = Checkpointing(parts.link, parts.clock, parts.log, resumed)
 
     def keep(
         self, info: SnapshotInfo, *, copies: bool = True, wait: bool = True, patient: bool = True
@@ -66,18 +65,16 @@ class Saving:
         copies: take a snapshot before. wait, patient: as in `Snapshotting.take`.
         """
         parts = self.parts
-        # Sharded tensors are gathered once on each rank: a copy of them is not left under way.
-        wait |= parts.state.sharded is not None
+        is_sharded = parts.state.sharded is not None
+        if is_sharded:  # of all rows; each part has a checksum of its own
+            info = replace(info, checksum=parts.state.evidence().whole)
         published = self._take(info, wait=wait, patient=patient) if copies else None
         began_s, cost_s = parts.clock.monotonic(), None
-        if published is not None:
-            self.agreement.add(info.step, published.snapshot.info.checksum)
+        if published is not None or is_sharded:
+            voted = info if published is None else published.snapshot.info
+            self.agreement.add(info.step, voted.checksum)
         else:
-            flat = parts.state.flatten()
-            if not copies:  # no other rank has the rows of a sharded tensor, to compare them with
-                of_all = {name: each for name, each in flat.tensors.items() if not is_sharded(each)}
-                flat = replace(flat, tensors=of_all)
-            self.agreement.add(info.step, LiveChecksum(layout_of(flat, info)))
+            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
             cost_s = parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s
@@ -113,16 +110,16 @@ class Saving:
         if self.checkpointing is not None:
             self.checkpointing.save(saved.published, saved.info.step)
 
-    def commit(self, saved: SavedState) -> str:
+    def commit(self, saved: SavedState, *, wants_digest: bool = False) -> str:
         """Commit the first or the last state of a run, and wait for it.
 
-        Returns what went wrong, or nothing; the same on every rank.
+        wants_digest: as in `Offer`. Returns what went wrong, or nothing; the same on every rank.
         """
         self._agree(is_last=True)
         step, problem = saved.info.step, None
         for _ in range(FINAL_TRIES):
             if self.checkpointing is not None:
-                self.checkpointing.save(saved.published, step, final=True)
+                self.checkpointing.save(saved.published, step, final=True, wants_digest=wants_digest)
             problem = None
             while problem is None:  # each rank shows progress
                 found = None if self.checkpointing is None else self.checkpointing.wait(step)
@@ -137,13 +134,13 @@ class Saving:
         Raises SystemExit; StoreFailed where it cannot be saved.
         """
         parts, step, problem = self.parts, saved.info.step, ""
-        if parts.commits_drains:
+        if parts.commits_drains or self._loses_parts():
             problem = self.commit(saved)
         else:
             self._agree(is_last=True)
         if parts.output is not None:
             parts.output.log.record(Drained(step=step, committed=parts.commits_drains and not problem))
-        if problem:
+        if problem and parts.commits_drains:
             raise StoreFailed(f"stopped after step {step}, which could not be saved: {problem}")
         if parts.commits_drains and parts.output is not None:  # else an agent says it
             url = parts.run_dir.url
@@ -152,6 +149,12 @@ class Saving:
         # also if another node's agent asked for the drain.
         parts.page.drain = True
         raise SystemExit(EXIT_INTERRUPTED)
+
+    def _loses_parts(self) -> bool:
+        """Whether a node leaves with parts of the state."""
+        if self.parts.state.sharded is None:
+            return False
+        return any(self.parts.groups.all_gather(self.parts.page.leaves))
 
     def _agree(self, *, is_last: bool) -> None:
         """Before a state becomes a checkpoint: all ranks have it, and the metrics have its step."""
@@ -169,7 +172,10 @@ class Saving:
 
 
 class Checkpointing:
-    """Rank 0's end of the saves: when one is due, what the uploader has, and what became of it."""
+    """Rank 0's end of the saves: when one is due, what the uploader has, and what became of it.
+
+    Of a sharded state, that of the rank which publishes its node's parts.
+    """
 
     def __init__(self, link: AgentLink, clock: Clock, log: EventLog, resumed: ResumePoint) -> None:
         self.digest = ""  # of the state whose commit was waited for last
@@ -197,18 +203,32 @@ class Checkpointing:
         self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=self._cost_s)
         return self._is_overdue and self._under_way is None
 
-    def save(self, published: PublishedSnapshot | None, step: int, *, final: bool = False) -> None:
+    def save(
+        self,
+        published: PublishedSnapshot | None,
+        step: int,
+        *,
+        final: bool = False,
+        wants_digest: bool = False,
+    ) -> None:
         """Offer a snapshot to the uploader.
 
         published: None when there was no memory for a snapshot. final: training waits for it.
+        wants_digest: as in `Offer`.
         """
         self.receive_result()
         self._last_s, self._is_overdue = self._clock.monotonic(), False
         try:
             if published is None:
                 raise StoreFailed("there is no memory for a copy of the state")
-            offered = published.slots, published.snapshot
-            handover = offer(self._uploader, *offered, resumed_from=self._resumed_from, final=final)
+            handover = offer(
+                self._uploader,
+                published.slots,
+                published.snapshot,
+                resumed_from=self._resumed_from,
+                final=final,
+                wants_digest=wants_digest,
+            )
             if self._under_way is not None:  # the uploader, which goes on with it, records its end
                 self._under_way.close()
             self._under_way, self._refusal, self._slots = handover, "", published.slots

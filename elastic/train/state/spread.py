@@ -13,10 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.payload_check import read_state
-from elastic.checkpoint.record import CommitRecord
-from elastic.storage.store import Store
-from elastic.system.clock import Clock
 from elastic.system.sealed_memory import SealedMemory, open_sealed, this_machine
 from elastic.train.groups import ProcessGroups
 
@@ -44,9 +40,9 @@ class _Place:
     problem: str
 
 
-def read_copy(store: Store, record: CommitRecord, clock: Clock) -> Copy:
-    """A checkpoint's state, which `spread` closes. Raises as `read_state`."""
-    return _copy_in(read_state(store, record, clock))
+def copy_in(memory: SealedMemory) -> Copy:
+    """Of a state in it, which `spread` closes."""
+    return Copy(data=torch.frombuffer(memory.view(), dtype=torch.uint8), memory=memory)
 
 
 def spread(groups: ProcessGroups, own: Copy) -> Tensor | str:
@@ -104,8 +100,4 @@ def _passed_along(groups: ProcessGroups, own: Copy, chain: list[int], size_bytes
     memory = SealedMemory(size_bytes)
     groups.pass_along(chain, size_bytes, memory.write)  # an error ends the process, and its memory
     memory.seal()
-    return _copy_in(memory)
-
-
-def _copy_in(memory: SealedMemory) -> Copy:
-    return Copy(data=torch.frombuffer(memory.view(), dtype=torch.uint8), memory=memory)
+    return copy_in(memory)

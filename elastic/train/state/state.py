@@ -149,7 +149,7 @@ class State:
         places = {name: place for name, tensor in tensors.items() if (place := alignment(tensor))}
         about: dict[str, Any] = {"layers": layers, "alignments": places}
         if self.sharded is not None:
-            about["sharded"] = [name for name, tensor in tensors.items() if is_sharded(tensor)]
+            about["sharded"] = sorted(name for name, tensor in tensors.items() if is_sharded(tensor))
         if self._built is not None:
             built.check_shapes(self._shapes, self._shapes_of(tensors), self._modules)
             about |= {"built": self._built.to_json(), "now": built.structure_of(self.objects).to_json()}
@@ -168,12 +168,22 @@ class State:
 
     def check_savable(self) -> None:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
-        layout(self.flatten().tensors, None)
+        layout(self.flatten().own().tensors, None)
+
+    def checksum(self) -> Evidence:
+        """That of the whole state; of a sharded one, by all ranks alike. Raises PeerLost."""
+        flat = self.flatten()
+        return checksum_of(flat) if self.sharded is None else checksum_of(flat, self.sharded.totals)
+
+    def evidence(self) -> Evidence:
+        """Likewise, with modes and settings: `state_evidence`."""
+        return state_evidence(self.flatten(), self.checksum())
 
     def load(self, flat: FlatState) -> Evidence:
         """Load every object, and make sure that each then has the state that was saved.
 
-        Returns its evidence, since a second reading would cost as much as the load.
+        Returns its evidence, since a second reading would cost as much as the load; of sharded
+        tensors, that of this rank's rows. flat: sharded as the objects are.
 
         Each one's load_state_dict copies onto the object's own device. Raises StateDoesNotFit when
         the state is that of other objects, UsageError when an optimizer's parameters stand in
@@ -186,8 +196,6 @@ class State:
         if self._built is not None and there is not None:
             built.check_order(there.groups, self._built.groups, "when the state was saved")
         expected = load.contents(flat, checksum_of(flat), self.objects)
-        if self.sharded is not None:
-            flat = load.sharded_as(flat, self.flatten().tensors, self.objects)
         for name, module in self._modules.items():
             load.load_module(name, module, flat)
         if self._built is not None and there is not None:

@@ -1,0 +1,149 @@
+"""A sharded state is cut into one part for each rank, and each part is an image of its own.
+
+A part has its rank's rows of sharded tensors, as torch.chunk cuts them, and of the other tensors
+every `of`-th, so that each is in one part. Its document is that of the whole state, and says
+beside it (`CUT`) what the whole is made of: any part tells where all bytes of all parts belong.
+`joined` makes an image of the whole of them. It needs no torch.
+"""
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic.errors import CheckpointDamaged
+from elastic.snapshot import safetensors_header
+from elastic.snapshot.image_hash import Pieces, Source
+from elastic.snapshot.safetensors_header import DOCUMENT, DTYPES, STRIDES, TIES, Header
+from elastic.system.untrusted import decode
+
+CUT = "cut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """of: parts. number: of the part that says so. sharded: the names of tensors cut by rows.
+    dtypes, shapes: of all whole tensors, by name. ties: as of a Header.
+    """
+
+    of: int
+    number: int
+    sharded: list[str]
+    dtypes: dict[str, str]
+    shapes: dict[str, list[int]]
+    ties: dict[str, str]
+
+    @staticmethod
+    def of_header(header: Header) -> "Division":
+        """Of an image that is no part: one of one. Raises CheckpointDamaged."""
+        try:
+            found = header.document["about"].get(CUT)
+            if found is not None:
+                return decode(Division, found, what="the division of a state")
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
+        return Division(
+            of=1,
+            number=0,
+            sharded=[],
+            dtypes={name: each.dtype for name, each in header.entries.items()},
+            shapes={name: list(each.shape) for name, each in header.entries.items()},
+            ties=header.ties,
+        )
+
+    def rows_of(self, name: str, number: int) -> range:
+        """The rows of a tensor that a part has. One without dimensions counts as a row."""
+        shape = self.shapes[name]
+        rows = shape[0] if shape else 1
+        if name in self.sharded:
+            return chunk(rows, number, self.of)
+        return range(rows if self.has(name, number) else 0)
+
+    def has(self, name: str, number: int) -> bool:
+        """Whether a part has a tensor that is not sharded."""
+        return list(self.shapes).index(name) % self.of == number
+
+    def row_bytes(self, name: str) -> int:
+        return math.prod(self.shapes[name][1:]) * DTYPES[self.dtypes[name]][1]
+
+
+def chunk(rows: int, number: int, of: int) -> range:
+    """Those that torch.chunk gives to one of so many."""
+    most = -(-rows // of)
+    return range(min(number * most, rows), min((number + 1) * most, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The image of a whole state, whose head is made of those of its parts.
+
+    segments: (where it begins, where it begins in its part, number of the part) of pieces of
+    tensors, in the order of their places, without gaps after the head.
+    """
+
+    head: bytes
+    segments: list[tuple[int, int, int]]
+    size_bytes: int
+
+    def source(self, parts: Sequence[Source]) -> Source:
+        """Of its bytes, from those of the parts."""
+
+        def pieces(start: int, end: int) -> Pieces:
+            if start < len(self.head):
+                yield self.head[start:end]
+            start = max(start, len(self.head))
+            number = bisect_right(self.segments, start, key=lambda segment: segment[0]) - 1
+            while start < end:
+                begin, there, part = self.segments[number]
+                until = min(end, self._end(number))
+                yield from parts[part](there + start - begin, there + until - begin)
+                start, number = until, number + 1
+
+        return pieces
+
+    def places(self, part: int) -> list[tuple[int, int, int]]:
+        """(where it begins in the part, its size in bytes, where it begins here), in order."""
+        found = [
+            (there, self._end(number) - begin, begin)
+            for number, (begin, there, of) in enumerate(self.segments)
+            if of == part
+        ]
+        return sorted(found)
+
+    def _end(self, number: int) -> int:
+        return self.segments[number + 1][0] if number + 1 < len(self.segments) else self.size_bytes
+
+
+def joined(parts: Sequence[Header]) -> Joined:
+    """parts: the headers of all parts of a state, in order.
+
+    Raises CheckpointDamaged for those that do not belong together.
+    """
+    division = Division.of_header(parts[0])
+    plan = safetensors_header.plan(
+        {name: (dtype, division.shapes[name]) for name, dtype in division.dtypes.items()}
+    )
+    document = parts[0].document
+    about = {key: value for key, value in document["about"].items() if key != CUT}
+    strides = {
+        name: each for part in parts for name, each in part.strides.items() if name not in division.sharded
+    }
+    metadata = {
+        DOCUMENT: json.dumps(document | {"about": about}),
+        TIES: json.dumps(division.ties),
+        STRIDES: json.dumps(strides),
+    }
+    head = safetensors_header.head(plan.entries, metadata)
+    segments = []
+    for name, start in plan.starts:
+        row_bytes = division.row_bytes(name)
+        for number, part in enumerate(parts):
+            if rows := division.rows_of(name, number):
+                entry = part.entries.get(name)
+                if entry is None or entry.end - entry.start != len(rows) * row_bytes:
+                    raise CheckpointDamaged(
+                        f"part {number} of a state has other rows of {name} than expected"
+                    )
+                segments.append((len(head) + start + rows.start * row_bytes, entry.start, number))
+    return Joined(head, segments, len(head) + plan.size_bytes)

@@ -1,0 +1,190 @@
+"""A state in parts comes to ranks that cut it otherwise, or not at all: each gets rows it needs.
+
+A part is held by one rank, which has verified all of it, in memory or from storage. Its rows go
+from there to the ranks that need them, and none holds more than one stored part at a time. A state
+that is not cut counts as one part.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastic.errors import CheckpointDamaged
+from elastic.snapshot import safetensors_header
+from elastic.snapshot.division import CUT, Division, chunk
+from elastic.snapshot.image import NAMES
+from elastic.snapshot.safetensors_header import Header
+from elastic.snapshot.sharded import of_rows
+from elastic.train.groups import ProcessGroups
+from elastic.train.state.flat import FlatState
+from elastic.train.state.load import sharded_like
+from elastic.train.state.state import State
+
+Loaded = tuple[FlatState, Any]  # a state as objects take it, and the document of its image
+_NO_BYTES = torch.empty(0, dtype=torch.uint8)
+
+
+def regroup(
+    groups: ProcessGroups,
+    state: State,
+    holders: Sequence[int],
+    load: Callable[[int], memoryview],
+    *,
+    at_once: int,
+) -> Loaded | str:
+    """The state, sharded as the objects hold it; or on every rank the first problem of any rank.
+
+    holders: by part, the rank that has it. load: gives a verified part of this rank, and raises
+    CheckpointDamaged or OSError where that cannot be had; called once for each, by groups of
+    `at_once` parts. Raises PeerLost, and what else `load` raises.
+    """
+    regrouping: _Regrouping | None = None
+    for first in range(0, len(holders), at_once):
+        numbers = range(first, min(first + at_once, len(holders)))
+        held: dict[int, tuple[Header, memoryview]] = {}
+        problem = ""
+        for number in numbers:
+            if holders[number] == groups.rank:
+                try:
+                    held[number] = _with_header(load(number))
+                except (CheckpointDamaged, OSError) as error:
+                    problem = problem or str(error)
+        if problem := _first(groups.all_gather(problem)):
+            return problem
+        if regrouping is None:
+            try:  # of the header alone, on every rank alike
+                regrouping = _Regrouping(groups, state, _told(groups, holders[0], held.get(0)))
+            except CheckpointDamaged as error:
+                return str(error)
+        if problem := _first(groups.all_gather(regrouping.misfit(held))):
+            return problem
+        regrouping.exchange({number: holders[number] for number in numbers}, held)
+    assert regrouping is not None, "a state has a part"
+    return regrouping.loaded()
+
+
+class _Regrouping:
+    def __init__(self, groups: ProcessGroups, state: State, header: Header) -> None:
+        self._groups = groups
+        self._document = header.document
+        FlatState.read({}, self._document)
+        self._division = division = Division.of_header(header)
+        live = state.flatten().tensors if state.sharded is not None else {}
+        were_sharded = header.document["about"].get("sharded", ())
+        self._like = sharded_like(division.shapes, were_sharded, live, state.objects)
+        self._strides: dict[str, list[int]] = {}
+        self._own = {name: self._empty(name) for name in division.shapes}
+
+    def _empty(self, name: str) -> Tensor:
+        shape = self._division.shapes[name]
+        rows = [len(self._rows(name, self._groups.rank))] if shape else []
+        return torch.empty([*rows, *shape[1:]], dtype=NAMES[self._division.dtypes[name]])
+
+    def _rows(self, name: str, rank: int) -> range:
+        """Those that a rank needs."""
+        shape = self._division.shapes[name]
+        rows = shape[0] if shape else 1
+        return chunk(rows, rank, self._groups.world_size) if name in self._like else range(rows)
+
+    def misfit(self, held: dict[int, tuple[Header, memoryview]]) -> str:
+        """Why parts do not belong to the state; "" where they do."""
+        ours = self._division
+        for number, (header, _) in held.items():
+            sizes = {name: len(ours.rows_of(name, number)) * ours.row_bytes(name) for name in ours.shapes}
+            found = {name: each.end - each.start for name, each in header.entries.items()}
+            is_cut_so = _division_of(header) == replace(ours, number=number)
+            is_same = header.document.get("state") == self._document["state"]
+            if (
+                not is_cut_so
+                or not is_same
+                or any(found.get(name, 0) != size for name, size in sizes.items())
+            ):
+                return f"part {number} is that of another state than the first part"
+        return ""
+
+    def exchange(self, holders: dict[int, int], held: dict[int, tuple[Header, memoryview]]) -> None:
+        me, division = self._groups.rank, self._division
+        for of_rank in self._groups.all_gather(
+            {n: s for h, _ in held.values() for n, s in h.strides.items()}
+        ):
+            self._strides |= {name: list(each) for name, each in of_rank.items()}
+
+        def shared(number: int, rank: int) -> list[tuple[str, range, range]]:
+            """(name, rows that a part has and a rank needs, rows of the part or of the rank)."""
+            both = []
+            for name in division.shapes:
+                there, here = division.rows_of(name, number), self._rows(name, rank)
+                rows = range(max(there.start, here.start), min(there.stop, here.stop))
+                if rows:
+                    both.append((name, rows, there))
+            return both
+
+        def outgoing(rank: int) -> list[Tensor]:
+            found = []
+            for number in sorted(held):
+                header, image = held[number]
+                for name, rows, there in shared(number, rank):
+                    at, size = header.entries[name].start, division.row_bytes(name)
+                    start, end = (at + (row - there.start) * size for row in (rows.start, rows.stop))
+                    found.append(torch.frombuffer(image[start:end], dtype=torch.uint8) if size else _NO_BYTES)
+            return found
+
+        def incoming(rank: int) -> list[Tensor]:
+            found = []
+            for number in sorted(n for n, holder in holders.items() if holder == rank):
+                for name, rows, _ in shared(number, me):
+                    size, first = division.row_bytes(name), self._rows(name, me).start
+                    data = self._own[name].reshape(-1).view(torch.uint8)
+                    found.append(data[(rows.start - first) * size : (rows.stop - first) * size])
+            return found
+
+        self._groups.exchange(outgoing, incoming)
+
+    def loaded(self) -> Loaded:
+        division, tensors = self._division, dict[str, Tensor]()
+        for name, own in self._own.items():
+            if name in self._like:
+                tensors[name] = of_rows(own, self._like[name], division.shapes[name])
+            elif name in self._strides:
+                tensors[name] = torch.empty_strided(own.shape, self._strides[name], dtype=own.dtype).copy_(
+                    own
+                )
+            else:
+                tensors[name] = own
+        for name, first in division.ties.items():
+            tensors[name] = tensors[first]
+        flat = FlatState.read(dict(sorted(tensors.items())), self._document)
+        flat.about.pop(CUT, None)
+        return flat, self._document
+
+
+def _division_of(header: Header) -> Division | None:
+    try:
+        return Division.of_header(header)
+    except CheckpointDamaged:
+        return None
+
+
+def _with_header(image: memoryview) -> tuple[Header, memoryview]:
+    return safetensors_header.parse(image), image
+
+
+def _first(problems: list[str]) -> str:
+    return next(filter(None, problems), "")
+
+
+def _told(groups: ProcessGroups, holder: int, held: tuple[Header, memoryview] | None) -> Header:
+    """The header of the first part, on every rank."""
+    head = _NO_BYTES
+    image_bytes = 0
+    if held is not None:
+        (length,) = safetensors_header.LENGTH.unpack_from(held[1])
+        head = torch.frombuffer(held[1][: safetensors_header.LENGTH.size + length], dtype=torch.uint8)
+        image_bytes = len(held[1])
+    head_bytes, image_bytes = groups.all_gather([len(head), image_bytes])[holder]
+    received = torch.empty(head_bytes, dtype=torch.uint8)
+    groups.exchange(lambda _: [head], lambda rank: [received] if rank == holder else [])
+    return safetensors_header.parse(received.numpy().data, image_bytes)
