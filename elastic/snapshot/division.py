@@ -23,15 +23,15 @@ CUT = "cut"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """of: parts. number: of the part that says so. sharded: the names of tensors cut by rows.
-    dtypes, shapes: of all whole tensors, by name. ties: as of a Header.
+    """of: parts. number: of the part that says so. dtypes, shapes: of all whole tensors, by name.
+    owners: the parts of those that are not cut by rows. ties: as of a Header.
     """
 
     of: int
     number: int
-    sharded: list[str]
     dtypes: dict[str, str]
     shapes: dict[str, list[int]]
+    owners: dict[str, int]
     ties: dict[str, str]
 
     @staticmethod
@@ -46,7 +46,7 @@ class Division:
         return Division(
             of=1,
             number=0,
-            sharded=[],
+            owners=dict.fromkeys(header.entries, 0),
             dtypes={name: each.dtype for name, each in header.entries.items()},
             shapes={name: list(each.shape) for name, each in header.entries.items()},
             ties=header.ties,
@@ -56,13 +56,9 @@ class Division:
         """The rows of a tensor that a part has. One without dimensions counts as a row."""
         shape = self.shapes[name]
         rows = shape[0] if shape else 1
-        if name in self.sharded:
+        if (owner := self.owners.get(name)) is None:
             return chunk(rows, number, self.of)
-        return range(rows if self.has(name, number) else 0)
-
-    def has(self, name: str, number: int) -> bool:
-        """Whether a part has a tensor that is not sharded."""
-        return list(self.shapes).index(name) % self.of == number
+        return range(rows if owner == number else 0)
 
     def row_bytes(self, name: str) -> int:
         return math.prod(self.shapes[name][1:]) * DTYPES[self.dtypes[name]][1]
@@ -126,9 +122,7 @@ def joined(parts: Sequence[Header]) -> Joined:
     )
     document = parts[0].document
     about = {key: value for key, value in document["about"].items() if key != CUT}
-    strides = {
-        name: each for part in parts for name, each in part.strides.items() if name not in division.sharded
-    }
+    strides = {name: each for part in parts for name, each in part.strides.items() if name in division.owners}
     metadata = {
         DOCUMENT: json.dumps(document | {"about": about}),
         TIES: json.dumps(division.ties),

@@ -138,7 +138,7 @@ class Uploader:
             self._report(job.offer, job.client, job.offer.result(SaveState.FAILED, reason))
             return False
         job.close()
-        self._report(job.offer, job.client, result, size_bytes=job.snapshot.size_bytes)
+        self._report(job.offer, job.client, result)
         with suppress(Empty):
             return results.get(timeout=limit_s) is None
         return False
@@ -158,13 +158,13 @@ class Uploader:
             self.saver.prune(job.offer)
         results.put(None)
 
-    def _report(self, offer: Offer, client: int, result: SaveResult, *, size_bytes: int = 0) -> None:
+    def _report(self, offer: Offer, client: int, result: SaveResult) -> None:
         self.log.generation = offer.generation
         if (kind := _EVENTS.get(result.state)) is not None:
             self.log.record(kind(step=result.step, reason=result.reason))
         elif result.is_ours:
             event = CheckpointCommitted(
-                step=result.step, size_bytes=size_bytes, seconds=result.seconds, digest=result.digest
+                step=result.step, size_bytes=result.size_bytes, seconds=result.seconds, digest=result.digest
             )
             self.log.record(event)
         with suppress(OSError):  # the client may be gone

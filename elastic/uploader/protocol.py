@@ -69,7 +69,8 @@ class SaveResult:
 
     `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
     checkpoint; else, if committed, another writer did so before. `seconds`
-    are of wall time, `cpu_s` of processor time that the uploader took.
+    are of wall time, `cpu_s` of processor time that the uploader took. `size_bytes`: of the
+    checkpoint.
     """
 
     step: int
@@ -79,6 +80,7 @@ class SaveResult:
     seconds: float = 0.0
     digest: str = ""
     cpu_s: float = 0.0
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

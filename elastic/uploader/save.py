@@ -77,6 +77,7 @@ class Saver:
             seconds=self.clock.monotonic() - began_s,
             digest=done.record.digest,
             cpu_s=processor_s() - cpu_began_s,
+            size_bytes=done.record.size_bytes,
         )
 
     def _commit(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot, began_s: float) -> Committed:

@@ -82,6 +82,70 @@ def test_another_number_of_workers_resumes_a_checkpoint(drill, starts, replicate
     assert drill.values("restored", "step", "source")[-1] == (9, "checkpoint")
 
 
+@pytest.mark.parametrize(("copies", "restored"), [("2", (12, "snapshot")), ("1", (10, "checkpoint"))])
+def test_a_node_dies_with_the_parts_of_its_ranks(drill, starts, replicated, copies, restored):
+    """That of rank 0. The other one has copies, or not."""
+    options = (
+        "--nproc-per-node",
+        "2",
+        "--max-nodes",
+        "2",
+        "--snapshot-copies",
+        copies,
+        "--save-every",
+        "5steps",
+    )
+    drill.shut(11)
+    first, second = (
+        starts(
+            *options,
+            *EVERY_STEP,
+            "--last-call",
+            "5s",
+            "--min-nodes",
+            "1",
+            "--rehearse",
+            "off",
+            "--faults",
+            "step 12 node 0: kill",
+        )
+        for _ in range(2)
+    )
+    drill.stands(11, ranks=4)
+    drill.waits_for(lambda: drill.is_committed(10), "a checkpoint")
+    drill.open(11)
+    lost = next(agent for agent in (first, second) if agent.wait() == -9)
+    left = second if lost is first else first
+    left.ends_with(0)
+    is_like(drill, replicated())
+    assert drill.values("restored", "step", "source")[-1] == restored
+    rejected = "some of its parts were in the memory of nodes that are gone"
+    assert (rejected in left.output) == (copies == "1")
+
+
+DAMAGES = {
+    "torn": lambda part: part.write_bytes(part.read_bytes()[:-1]),
+    "missing": lambda part: part.unlink(),
+    "flipped": lambda part: part.write_bytes(part.read_bytes()[:-1] + bytes([part.read_bytes()[-1] ^ 1])),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_part_is_never_loaded(drill, starts, replicated, damage):
+    drill.shut(9)
+    agent = starts("--nproc-per-node", "3", "--save-every", "8steps")
+    drill.stands(9, ranks=3)
+    drill.waits_for(lambda: drill.is_committed(8), "a checkpoint")
+    drill.drains(agent, 9, ranks=3)
+    (part,) = drill.run.local.glob(f"checkpoints/{9:012d}/*/part-00002-*.safetensors")
+    DAMAGES[damage](part)
+    code, found = drill.inspects("verify", drill.run.url)
+    assert code and [each["step"] for each in found["damage"]] == [9], found
+    starts("--nproc-per-node", "2").ends_with(0)
+    is_like(drill, replicated())
+    assert drill.values("restored", "step", "source")[-1] == (8, "checkpoint")
+
+
 def test_a_rehearsal_deals_shards_anew(drill, starts, replicated):
     starts("--nproc-per-node", "3", "--rehearse", "5", *EVERY_STEP).ends_with(0)
     is_like(drill, replicated())

@@ -69,10 +69,11 @@ class FlatState:
         """What a rank stores of a sharded state (snapshot/division.py)."""
         ties = image.ties(self.tensors)
         stored = {name: each for name, each in self.tensors.items() if name not in ties}
+        uncut = [name for name, each in stored.items() if not is_sharded(each)]
         division = Division(
             of=of,
             number=number,
-            sharded=[name for name, each in stored.items() if is_sharded(each)],
+            owners={name: at % of for at, name in enumerate(uncut)},
             dtypes={name: image.DTYPES.get(each.dtype, "") for name, each in stored.items()},
             shapes={name: list(each.shape) for name, each in stored.items()},
             ties=ties,
@@ -80,7 +81,7 @@ class FlatState:
         tensors = {
             name: local(each)
             for name, each in self.tensors.items()
-            if is_sharded(each) or division.has(ties.get(name, name), number)
+            if division.owners.get(ties.get(name, name), number) == number
         }
         return replace(self, tensors=tensors, about=self.about | {CUT: asdict(division)})
 

@@ -65,17 +65,19 @@ class Saving:
         copies: take a snapshot before. wait, patient: as in `Snapshotting.take`.
         """
         parts = self.parts
-        is_sharded = parts.state.sharded is not None
-        if is_sharded:  # of all rows; each part has a checksum of its own
-            info = replace(info, checksum=parts.state.evidence().whole)
-        published = self._take(info, wait=wait, patient=patient) if copies else None
-        began_s, cost_s = parts.clock.monotonic(), None
-        if published is not None or is_sharded:
-            voted = info if published is None else published.snapshot.info
-            self.agreement.add(info.step, voted.checksum)
-        else:
-            self.agreement.add(info.step, LiveChecksum(layout_of(parts.state.flatten(), info)))
-            cost_s = parts.clock.monotonic() - began_s
+        vote: str | LiveChecksum | None = None
+        began_s, published = parts.clock.monotonic(), None
+        if parts.state.sharded is not None:  # of all rows; each part has a checksum of its own
+            vote = parts.state.evidence().whole
+            info = replace(info, checksum=vote)
+        if copies:
+            published = self._take(info, wait=wait, patient=patient)
+        if vote is None and published is not None:
+            vote = published.snapshot.info.checksum
+        elif vote is None:
+            began_s, vote = parts.clock.monotonic(), LiveChecksum(layout_of(parts.state.flatten(), info))
+        self.agreement.add(info.step, vote)
+        cost_s = None if copies and published is not None else parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s
             # Steps until the next comparison count from this one.
@@ -140,7 +142,9 @@ class Saving:
             self._agree(is_last=True)
         if parts.output is not None:
             parts.output.log.record(Drained(step=step, committed=parts.commits_drains and not problem))
-        if problem and parts.commits_drains:
+        if problem and not parts.commits_drains:
+            print(f"step {step} is not saved: {problem}")
+        elif problem:
             raise StoreFailed(f"stopped after step {step}, which could not be saved: {problem}")
         if parts.commits_drains and parts.output is not None:  # else an agent says it
             url = parts.run_dir.url
