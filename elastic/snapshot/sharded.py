@@ -76,9 +76,13 @@ def row_words(tensor: Any) -> int:
     """A checksum of this rank's rows, which adds up over ranks to that of the whole tensor: sums of
     each row's words, times an odd number for each row.
     """
-    own = local(tensor)
-    first = own_rows(tensor.shape[0], tensor).start
-    words = own.detach().contiguous().view(_WORDS[own.itemsize])
-    sums = words.flatten(1).sum(1, dtype=torch.int64) if words.dim() > 1 else words.to(torch.int64)
-    rows = torch.arange(first, first + len(sums), device=own.device)
-    return int((sums * (2 * rows + 1)).sum()) % (1 << 64)
+    own, rows = local(tensor).detach().contiguous(), own_rows(tensor.shape[0], tensor)
+    row_bytes = math.prod(own.shape[1:]) * own.itemsize
+    if not own.numel():
+        return 0
+    word = next(size for size in (8, 4, 2, 1) if row_bytes % size == 0)
+    if own.storage_offset() * own.itemsize % word:
+        own = own.clone()
+    words = own.reshape(-1).view(_WORDS[word]).view(len(rows), -1)
+    sums = words.sum(1, dtype=torch.int64)
+    return int((sums * (2 * torch.arange(rows.start, rows.stop, device=own.device) + 1)).sum()) % (1 << 64)

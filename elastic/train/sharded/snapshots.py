@@ -98,8 +98,8 @@ class PartSnapshotting(Snapshotting):
         groups, me = self._groups, self._groups.rank
         began_s = self._clock.monotonic()
         layout = layout_of(state.part(me, groups.world_size), info)
-        sizes = groups.all_gather(layout.size_bytes)
         laid_out_s = self._clock.monotonic() - began_s
+        sizes = groups.all_gather(layout.size_bytes)
         found = self._shared_slot(sizes, patient=patient, meanwhile=meanwhile)
         began_s = self._clock.monotonic()
         if not isinstance(found, tuple):
@@ -110,7 +110,7 @@ class PartSnapshotting(Snapshotting):
         written = {
             place.number: body[at : at + sizes[place.number]] for place, at in starts if place.writer == me
         }
-        own = written.get(me, memoryview(bytearray(layout.size_bytes)))
+        own = written[me] if me in written else memoryview(bytearray(layout.size_bytes))
         self.copy.start(layout, own)
         checksum = self.copy.wait()
         if before_publishing is not None:
