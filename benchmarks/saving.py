@@ -6,6 +6,8 @@ The state is that of an MLP with Adam (6 layers of 4096 x 4096: 1.2 GB). In each
 
 - `copy`: a snapshot into a slot, beside NumPy's copy of the same tensors;
 - `save`: from the offer to the commit, beside a write of the same bytes with fsync;
+- `save in parts`: the same state in two parts, by the uploaders of two nodes, beside two processes
+  that write and sync the same bytes at once;
 - `verify` and `read`, which keeps the state in memory for all ranks of a machine, beside a plain
   read that keeps nothing, of a file that lies on the disk alone, and of one in the page cache; and
   beside a plain read into fresh memory;
@@ -29,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,19 +48,23 @@ from elastic.checkpoint.payload_check import read_state
 from elastic.config.run_dir import RunDir
 from elastic.report.commands import verify_run
 from elastic.snapshot import image
-from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotPart, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
+from elastic.train.state.flat import FlatState
 from elastic.uploader.client import UploaderProcess, offer
 from elastic.uploader.protocol import UploaderConfig
 
 CHUNK_BYTES = 1 << 22
 WINDOW_S = 2.0  # of steps before a save, and of those after it
+DISK_SETTLE_S = 4.0  # a disk that has just freed or written as much is slower
 SETTLE_S = 0.5  # after a copy, before the steps count
 LIMIT_S = 300.0
+NODES = 2
 TWINS = {
     "copy": "numpy copy",
     "save": "write and fsync",
+    "save in parts": "two writes and fsyncs at once",
     "verify": "read from the disk",
     "verify, cached": "read from the cache",
     "read": "read from the disk",
@@ -107,6 +114,15 @@ class Bench:
         config = UploaderConfig(run_url=self.run.url, scratch=str(folder), run_id="r", node="n", keep=1)
         self.process = UploaderProcess(config)
         self.window = 0.0, 0.0  # of the last save
+        flat = FlatState(tensors=tensors, document={"model": {}, "optimizer": {}})
+        self.parts = [flat.part(number, NODES) for number in range(NODES)]
+        self.nodes = []
+        for number in range(NODES):
+            scratch = folder / str(number)
+            scratch.mkdir()
+            slots = SnapshotSlots.create(int(self.layout.size_bytes / NODES * 1.1) + (1 << 20), 1)
+            uploader = UploaderProcess(replace(config, scratch=str(scratch), node=f"n{number}"))
+            self.nodes.append((slots, uploader))
 
     def turn(self, step: int) -> dict[str, tuple[float, float]]:
         """Seconds, and those of the twin."""
@@ -114,8 +130,8 @@ class Bench:
         snapshot, copy_s = self._snapshot(step)
         flat = [each.numpy().ravel() for each in self.tensors.values()]
         found = {"copy": (copy_s, timed(lambda: [np.concatenate([each], out=spare) for each in flat]))}
-        plain = self.folder / "plain"
-        write_s = timed(lambda: self._write_plainly(plain, snapshot))
+        plain = self.folder / "whole"
+        write_s = timed(lambda: write_plainly(plain, snapshot, self.slots))
         plain.unlink()  # both find the memory of the page cache as the other left it
         found["save"] = (self._save(snapshot), write_s)
         payload = next((self.folder / "run" / "checkpoints").rglob("*.safetensors"))
@@ -132,7 +148,7 @@ class Bench:
                 times.append(timed(call))
             found[f"verify{suffix}"] = (times[0], times[2])
             found[f"read{suffix}"] = (times[1], times[3] if suffix else times[2])
-        shutil.rmtree(self.folder / "run" / "checkpoints")
+        found["save in parts"] = self._save_in_parts(step)
         return found
 
     def beside_training(self, step: int) -> tuple[float, float]:
@@ -146,6 +162,8 @@ class Bench:
 
     def close(self) -> None:
         self.process.stop()
+        for _, process in self.nodes:
+            process.stop()
 
     def _snapshot(self, step: int) -> tuple[Snapshot, float]:
         slot = self.slots.begin()
@@ -155,13 +173,6 @@ class Bench:
         took_s = time.perf_counter() - began_s
         info = SnapshotInfo(step=step, generation=1, checksum=checksum)
         return self.slots.publish(slot, size_bytes=self.layout.size_bytes, info=info), took_s
-
-    def _write_plainly(self, path: Path, snapshot: Snapshot) -> None:
-        with path.open("xb", buffering=0) as file:
-            for start in range(0, snapshot.size_bytes, CHUNK_BYTES):
-                size_bytes = min(CHUNK_BYTES, snapshot.size_bytes - start)
-                file.write(os.pread(self.slots.fd, size_bytes, self.slots.offset(snapshot.slot) + start))
-            os.fsync(file.fileno())
 
     def _save(self, snapshot: Snapshot) -> float:
         began_s = time.perf_counter()
@@ -173,12 +184,64 @@ class Bench:
         self.window = began_s, ended_s
         return ended_s - began_s
 
+    def _save_in_parts(self, step: int) -> tuple[float, float]:
+        """Seconds, and those of processes that write the same bytes."""
+        offers = []
+        shutil.rmtree(self.folder / "run" / "checkpoints", ignore_errors=True)
+        for number, ((slots, uploader), part) in enumerate(zip(self.nodes, self.parts, strict=True)):
+            laid_out = image.layout(part.tensors, part.to_json() | {"step": step})
+            slot = slots.begin()
+            assert slot is not None
+            checksum = image.copy_into(laid_out, slots.body(slot))
+            size_bytes = laid_out.size_bytes
+            own = SnapshotPart(
+                number=number, start=0, size_bytes=size_bytes, checksum=checksum, is_copy=False
+            )
+            info = SnapshotInfo(step=step, generation=1, checksum="0" * 64, of=NODES, parts=(own,))
+            offers.append((uploader, slots, slots.publish(slot, size_bytes=size_bytes, info=info)))
+
+        def saves() -> None:
+            handed = [
+                offer(uploader.socket_path, slots, snapshot, resumed_from=None, final=False)
+                for uploader, slots, snapshot in offers
+            ]
+            results = [each.wait(LIMIT_S) for each in handed]
+            assert all(each and each.state == "committed" for each in results), results
+
+        def writes() -> None:
+            writers = []
+            (self.folder / "plain").mkdir()
+            for number, (_, slots, snapshot) in enumerate(offers):
+                arguments = self.folder / "plain" / f"{number}", snapshot, slots
+                process = multiprocessing.get_context("fork").Process(target=write_plainly, args=arguments)
+                process.start()
+                writers.append(process)
+            for each in writers:
+                each.join()
+
+        took_s = {}
+        for call in (saves, writes)[:: 1 if step % 2 else -1]:
+            took_s[call] = timed(call)
+            for path in (self.folder / "run" / "checkpoints", self.folder / "plain"):
+                shutil.rmtree(path, ignore_errors=True)
+            os.sync()
+            time.sleep(DISK_SETTLE_S)
+        return took_s[saves], took_s[writes]
+
     def _verify(self) -> None:
         assert not verify_run(self.run, SystemClock()).damage
 
     def _read(self) -> None:
         store, clock = open_store(self.run.checkpoints_url), SystemClock()
         read_state(store, list_commits(store, clock)[0][0].payloads[0], clock).close()
+
+
+def write_plainly(path: Path, snapshot: Snapshot, slots: SnapshotSlots) -> None:
+    with path.open("xb", buffering=0) as file:
+        for start in range(0, snapshot.size_bytes, CHUNK_BYTES):
+            size_bytes = min(CHUNK_BYTES, snapshot.size_bytes - start)
+            file.write(os.pread(slots.fd, size_bytes, slots.offset(snapshot.slot) + start))
+        os.fsync(file.fileno())
 
 
 def read_plainly(path: Path) -> None:
