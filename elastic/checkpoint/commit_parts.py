@@ -87,15 +87,17 @@ class PartsCommit:
 
     def _store(self, write: Write, part: OfferedPart, hashed: Callable[[], Hashes]) -> None:
         file = f"part-{part.number:05d}-{uuid.uuid4().hex[:8]}.safetensors"
-        name, is_ours = f"{self._folder(write)}/{file}", False
+        name = f"{self._folder(write)}/{file}"
         try:
             write.upload(name, part.payload, self.reached)
             told = Part(name=file, size_bytes=part.payload.size_bytes, sha256=hashed().sha256)
-            record = sealed(asdict(told))
-            is_ours = create_or_read(self.store, self._name(write, part.number), record, self.clock) == record
-        finally:
-            if not is_ours:
-                write.drop(name)
+        except BaseException:
+            write.drop(name)
+            raise
+        record = sealed(asdict(told))
+        # A call that fails may have created it all the same.
+        if create_or_read(self.store, self._name(write, part.number), record, self.clock) != record:
+            write.drop(name)
 
     def _others(self, write: Write, patience_s: float) -> Committed | list[int]:
         """The checkpoint, once all parts are there; the numbers of those that stay away."""

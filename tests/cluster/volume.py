@@ -68,4 +68,4 @@ class Volume:
     def _newest(self) -> Path:
         record = max(self._run.glob("checkpoints/*/*/COMMIT.json"))
         self.damaged_steps.add(int(record.parent.parent.name))
-        return record.with_name("state.safetensors")
+        return max(record.parent.glob("*.safetensors"))
