@@ -26,7 +26,8 @@ from elastic.storage.store import Payload, Store, create_or_read, read_small
 from elastic.system.clock import Clock
 from elastic.system.untrusted import decode
 
-OTHERS_S = 10.0  # beside the time that this node's own parts took
+# Beside the time that this node's own parts took: until it stores copies, and until it gives up.
+COPIES_S, OTHERS_S = 2.0, 10.0
 POLL_S = 0.05
 
 
@@ -62,8 +63,8 @@ class PartsCommit:
         attempt = f"a-{self.save.generation:06d}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
         write = Write(self.store, self.save, self.limits, self.clock, attempt)
         self._store_all(write, [each for each in parts if not each.is_copy])
-        patience_s = OTHERS_S + self.clock.monotonic() - began_s
-        found = self._others(write, patience_s)
+        own_s = self.clock.monotonic() - began_s
+        found, patience_s = self._others(write, COPIES_S + own_s), OTHERS_S + own_s
         if isinstance(found, list):
             self._store_all(write, [each for each in parts if each.is_copy and each.number in found])
             found = self._others(write, patience_s)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,12 @@ from typing import Any
 import run_records
 
 from elastic.checkpoint.catalog import list_commits, verify
+from elastic.checkpoint.payload_check import digest_of
+from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
+from elastic.errors import CheckpointDamaged
 from elastic.storage.remote import open_store
+from elastic.storage.store import Store
 from elastic.system.clock import SystemClock
 
 Record = dict[str, Any]
@@ -181,7 +186,7 @@ def _commits_are_wrong(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
             yield f"expected one commit of step {step} by {node}, found {times}"
     states = {record["step"]: record["digest"] for record in undisturbed.commits}
     for record in found.commits:
-        if states.get(record["step"], record["digest"]) != record["digest"]:
+        if record["digest"] and states.get(record["step"], record["digest"]) != record["digest"]:
             yield f"expected the undisturbed state in the checkpoint of step {record['step']}, found another"
     if not found.commits:
         yield "expected a checkpoint of the last step, found none"
@@ -245,8 +250,8 @@ def evidence(
     records, _ = list_commits(store, clock)
     now = time.time()
     commits = [
-        {"step": record.step, "digest": record.digest, "created": true_time(record.created, now)}
-        for record in records
+        {"step": each.step, "digest": _digest(store, each), "created": true_time(each.created, now)}
+        for each in records
     ]
     return Evidence(
         events=on_this_clock(run_records.events(run.events)),
@@ -257,6 +262,13 @@ def evidence(
         samples=[] if samples is None else read_lines(samples),
         damaged_steps=frozenset(damaged_steps),
     )
+
+
+def _digest(store: Store, record: CommitRecord) -> str:
+    """Empty where it is damaged."""
+    with suppress(CheckpointDamaged):
+        return digest_of(store, record, SystemClock())
+    return ""
 
 
 def undisturbed(recipe: Path, folder: Path, *arguments: str) -> Evidence:

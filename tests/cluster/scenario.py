@@ -30,7 +30,8 @@ Commands:
     end 0 137                       wait until all nodes have ended, with these codes in any order
     > generation 1: 2 workers, start; restored step 0 from none
 
-Lines that begin with `>` are the history that is expected.
+Lines that begin with `>` are the history that is expected, and those with `>>` that of a sharded
+run, where it is another one.
 
 Gates: a rank waits before step 10, in generation 2 before it asks which states exist (meet-2), and
 in generation 2 while it loads the state (load-2).
@@ -77,13 +78,16 @@ SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """settings: by name, 1 where it has no number. commands: their words. expected: without `>`."""
+    """settings: by name, 1 where it has no number. commands: their words. expected, sharded: without `>` and
+    `>>`.
+    """
 
     name: str
     options: tuple[str, ...]
     settings: dict[str, int]
     commands: tuple[tuple[str, ...], ...]
     expected: tuple[str, ...]
+    sharded: tuple[str, ...]
 
     @property
     def within(self) -> int:
@@ -93,13 +97,15 @@ class Scenario:
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
     has_title, options, settings = False, list[str](), {"within": 10}
-    commands, expected = [], []
+    commands, expected, sharded = [], [], []
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
         if word == "#":
             has_title = True
         elif word == ">":
             expected.append(rest)
+        elif word == ">>":
+            sharded.append(rest)
         elif word == "options":
             options = shlex.split(rest)
         elif word in SETTINGS:
@@ -110,4 +116,4 @@ def parse(name: str, text: str) -> Scenario:
             commands.append(tuple(line.split()))
     if not has_title or "start" not in {words[0] for words in commands}:
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
-    return Scenario(name, tuple(options), settings, tuple(commands), tuple(expected))
+    return Scenario(name, tuple(options), settings, tuple(commands), tuple(expected), tuple(sharded))
