@@ -78,8 +78,8 @@ SETTINGS = ("within", "memory", "volume", "disk", "etcd", "store")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """settings: by name, 1 where it has no number. commands: their words. expected, sharded: without `>` and
-    `>>`.
+    """settings: by name, 1 where it has no number. commands: their words. expected, sharded:
+    without `>` and `>>`.
     """
 
     name: str
