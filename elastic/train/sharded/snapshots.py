@@ -23,11 +23,15 @@ from elastic.train.state.snapshotting import PublishedSnapshot, SlotsFor, Snapsh
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The part of rank `number` is written by `writer` into the slot that `leader` publishes."""
+    """The part of rank `number` is written by `writer` into the slot that `leader` publishes.
+
+    is_copy: another slot has it, too.
+    """
 
     number: int
     writer: int
     leader: int
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def places_of(nodes: Sequence[Sequence[int]], copies: int) -> list[Place]:
         return own
     following = zip(nodes, [*nodes[1:], nodes[0]], strict=True)
     return own + [
-        Place(rank, others[at % len(others)], others[0])
+        Place(rank, others[at % len(others)], others[0], is_copy=True)
         for ranks, others in following
         for at, rank in enumerate(ranks)
     ]
@@ -129,7 +133,7 @@ class PartSnapshotting(Snapshotting):
                 start=at,
                 size_bytes=sizes[place.number],
                 checksum=checksums[place.number],
-                is_copy=place.number != place.writer,
+                is_copy=place.is_copy,
             )
             for place, at in starts
         )
