@@ -109,7 +109,7 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
         write.drop(name)
     reached("after-commit")
     found = record if other is None else other
-    difference = "" if found.digest == record.digest else other_state_text(found)
+    difference = other_state_text(found) if are_other_states(found, record) else ""
     return Committed(record=found, is_ours=other is None, difference=difference)
 
 
@@ -231,6 +231,13 @@ class Write:
             # The sweep deletes what stays behind; the caller needs the outcome of the save itself.
             with suppress(StoreFailed):
                 self._store.delete(name)
+
+
+def are_other_states(a: CommitRecord, b: CommitRecord) -> bool:
+    """Of one step, as far as their records can tell."""
+    if a.parts and b.parts:
+        return a.checksum != b.checksum
+    return bool(a.digest and b.digest) and a.digest != b.digest
 
 
 def other_state_text(found: CommitRecord) -> str:

@@ -6,6 +6,7 @@ the recipe, which is seen where it is loaded (train/state/inherit.py).
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from elastic.checkpoint.catalog import Damage, list_commits
 from elastic.checkpoint.payload_check import check_state, digest_of
@@ -91,20 +92,17 @@ def find(
 def record_of(parent: Parent, store: Store, clock: Clock) -> CommitRecord:
     """The commit record of the state that a run began from, in the parent's checkpoints.
 
-    Raises UsageError when it is gone, StoreFailed, CheckpointDamaged.
+    Raises UsageError when it is gone, StoreFailed.
     """
     records, _ = list_commits(store, clock, run_id=parent.run_id)
-    found = [
-        each
-        for each in records
-        if each.step == parent.step and digest_of(store, each, clock) == parent.digest
-    ]
-    if not found:
-        raise UsageError(
-            f"expected {parent}, from which this run begins, found that it is no longer there; "
-            "take another state with --from, and another --run-dir"
-        )
-    return found[0]
+    for each in records:
+        with suppress(CheckpointDamaged):
+            if each.step == parent.step and digest_of(store, each, clock) == parent.digest:
+                return each
+    raise UsageError(
+        f"expected {parent}, from which this run begins, found that it is no longer there; "
+        "take another state with --from, and another --run-dir"
+    )
 
 
 def _is_same(there: Parent, origin: Origin) -> bool:

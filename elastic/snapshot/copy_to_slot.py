@@ -28,8 +28,8 @@ class HostCopy:
     is_asynchronous = False
     _checksum = ""
 
-    def start(self, layout: image.Layout, body: memoryview) -> None:
-        self._checksum = image.copy_into(layout, body)
+    def start(self, layout: image.Layout, body: memoryview, at: int = 0) -> None:
+        self._checksum = image.copy_into(layout, body[at:])
 
     def before_forward(self) -> None:
         """Nothing is under way."""
@@ -56,12 +56,13 @@ class DeviceCopy:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._early_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._all_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._pinned: set[int] = set()  # addresses
+        # By address, whole bodies of slots: what is registered must never be unmapped.
+        self._pinned: dict[int, Tensor] = {}
         self._image = memoryview(b"")
 
-    def start(self, layout: image.Layout, body: memoryview) -> None:
-        """Copy the tensors of a layout into a slot's body."""
-        target, self._image = self._pin(body), body[: layout.size_bytes]
+    def start(self, layout: image.Layout, body: memoryview, at: int = 0) -> None:
+        """Copy the tensors of a layout into a slot's body, from byte `at` on."""
+        target, self._image = self._pin(body)[at:], body[at : at + layout.size_bytes]
         target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
         addresses = self._addresses()
         # Early tensors first: the next forward waits for these alone.
@@ -103,8 +104,8 @@ class DeviceCopy:
                 # The copies are slower then. The next kernel would raise the driver's error.
                 with suppress(RuntimeError):
                     torch.zeros(1, device="cuda")
-            self._pinned.add(view.data_ptr())
-        return view
+            self._pinned[view.data_ptr()] = view
+        return self._pinned[view.data_ptr()]
 
 
 SlotCopy = HostCopy | DeviceCopy

@@ -9,8 +9,9 @@ beside it (`CUT`) what the whole is made of: any part tells where all bytes of a
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from elastic.errors import CheckpointDamaged
 from elastic.snapshot import safetensors_header
@@ -34,6 +35,11 @@ class Division:
     owners: dict[str, int]
     ties: dict[str, str]
 
+    def __post_init__(self) -> None:
+        is_known = all(each in DTYPES for each in self.dtypes.values())
+        if not is_known or self.dtypes.keys() != self.shapes.keys() or not 0 <= self.number < self.of:
+            raise ValueError("the division of a state makes no sense")
+
     @staticmethod
     def of_header(header: Header) -> "Division":
         """Of an image that is no part: one of one. Raises CheckpointDamaged."""
@@ -46,11 +52,26 @@ class Division:
         return Division(
             of=1,
             number=0,
-            owners=dict.fromkeys(header.entries, 0),
             dtypes={name: each.dtype for name, each in header.entries.items()},
             shapes={name: list(each.shape) for name, each in header.entries.items()},
+            owners=dict.fromkeys(header.entries, 0),
             ties=header.ties,
         )
+
+    def check(self, parts: Mapping[int, Header], document: Any) -> None:
+        """document: of one part. Raises CheckpointDamaged for a part that is of another state, or
+        lacks some of its rows.
+        """
+        for number, part in parts.items():
+            sizes = {name: each.end - each.start for name, each in part.entries.items()}
+            expected = {name: len(self.rows_of(name, number)) * self.row_bytes(name) for name in self.shapes}
+            is_cut_so = Division.of_header(part) == replace(self, number=number)
+            if (
+                not is_cut_so
+                or _uncut(part.document) != _uncut(document)
+                or any(sizes.get(name, 0) != size for name, size in expected.items())
+            ):
+                raise CheckpointDamaged(f"part {number} is that of another state than the first part")
 
     def rows_of(self, name: str, number: int) -> range:
         """The rows of a tensor that a part has. One without dimensions counts as a row."""
@@ -62,6 +83,12 @@ class Division:
 
     def row_bytes(self, name: str) -> int:
         return math.prod(self.shapes[name][1:]) * DTYPES[self.dtypes[name]][1]
+
+
+def _uncut(document: Any) -> Any:
+    """The document of the whole state."""
+    about = {key: value for key, value in document["about"].items() if key != CUT}
+    return document | {"about": about}
 
 
 def chunk(rows: int, number: int, of: int) -> range:
@@ -120,11 +147,12 @@ def joined(parts: Sequence[Header]) -> Joined:
     plan = safetensors_header.plan(
         {name: (dtype, division.shapes[name]) for name, dtype in division.dtypes.items()}
     )
-    document = parts[0].document
-    about = {key: value for key, value in document["about"].items() if key != CUT}
+    if division.of != len(parts):
+        raise CheckpointDamaged(f"expected {division.of} parts of a state, found {len(parts)}")
+    division.check(dict(enumerate(parts)), parts[0].document)
     strides = {name: each for part in parts for name, each in part.strides.items() if name in division.owners}
     metadata = {
-        DOCUMENT: json.dumps(document | {"about": about}),
+        DOCUMENT: json.dumps(_uncut(parts[0].document)),
         TIES: json.dumps(division.ties),
         STRIDES: json.dumps(strides),
     }
@@ -134,10 +162,7 @@ def joined(parts: Sequence[Header]) -> Joined:
         row_bytes = division.row_bytes(name)
         for number, part in enumerate(parts):
             if rows := division.rows_of(name, number):
-                entry = part.entries.get(name)
-                if entry is None or entry.end - entry.start != len(rows) * row_bytes:
-                    raise CheckpointDamaged(
-                        f"part {number} of a state has other rows of {name} than expected"
-                    )
-                segments.append((len(head) + start + rows.start * row_bytes, entry.start, number))
+                segments.append(
+                    (len(head) + start + rows.start * row_bytes, part.entries[name].start, number)
+                )
     return Joined(head, segments, len(head) + plan.size_bytes)

@@ -64,25 +64,30 @@ def own_rows(rows: int, like: Any) -> range:
 
 @torch.no_grad()
 def of_rows(own: Tensor, like: Any, shape: Sequence[int]) -> Tensor:
-    """A sharded tensor of this shape, cut as `like` is, of this rank's rows, in their memory."""
+    """A sharded tensor of this shape, cut as `like` is, of this rank's rows, in their memory.
+
+    That may be host memory, also where the mesh is of GPUs: `from_local` would copy it there.
+    """
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
     stride = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
-    made: Tensor = type(like).from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+    meta = TensorMeta(torch.Size(shape), stride, own.dtype)
+    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
+    made: Tensor = type(like)(own, spec, requires_grad=False)
     return made
 
 
-def row_words(tensor: Any) -> int:
-    """A checksum of this rank's rows, which adds up over ranks to that of the whole tensor: sums of
-    each row's words, times an odd number for each row.
+def row_words(tensor: Any) -> Tensor:
+    """int64 []: a checksum of this rank's rows, which adds up over ranks to that of the whole
+    tensor: sums of each row's words, times an odd number for each row. It wraps around.
     """
     own, rows = local(tensor).detach().contiguous(), own_rows(tensor.shape[0], tensor)
     row_bytes = math.prod(own.shape[1:]) * own.itemsize
     if not own.numel():
-        return 0
+        return own.new_zeros((), dtype=torch.int64)
     word = next(size for size in (8, 4, 2, 1) if row_bytes % size == 0)
     if own.storage_offset() * own.itemsize % word:
         own = own.clone()
     words = own.reshape(-1).view(_WORDS[word]).view(len(rows), -1)
     sums = words.sum(1, dtype=torch.int64)
-    return int((sums * (2 * torch.arange(rows.start, rows.stop, device=own.device) + 1)).sum()) % (1 << 64)
+    return (sums * (2 * torch.arange(rows.start, rows.stop, device=own.device) + 1)).sum()

@@ -37,8 +37,8 @@ WORD_BYTES = 8
 _SHAPE = struct.Struct("qq")  # of the first page: how many slots, and the capacity of each
 _ZEROS = memoryview(bytes(1 << 20))
 _SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
-_HEADER_BYTES = 4 * PAGE  # room for the parts of a hundred ranks
-INFO_LIMIT_BYTES = _HEADER_BYTES - _HEADER_WORDS * WORD_BYTES
+HEADER_BYTES = 16 * PAGE  # room for the parts of 300 ranks
+INFO_LIMIT_BYTES = HEADER_BYTES - _HEADER_WORDS * WORD_BYTES
 _READS = 100
 
 
@@ -214,7 +214,7 @@ class SnapshotSlots:
 
     def offset(self, slot: int) -> int:
         """Where the body begins in the memory's file."""
-        return self._header(slot) + _HEADER_BYTES
+        return self._header(slot) + HEADER_BYTES
 
     def body(self, slot: int) -> memoryview:
         """uint8 [capacity_bytes], writable, page-aligned."""
@@ -318,7 +318,7 @@ class SnapshotSlots:
         return None
 
     def _header(self, slot: int) -> int:
-        return PAGE + slot * (_HEADER_BYTES + self.capacity_bytes)
+        return PAGE + slot * (HEADER_BYTES + self.capacity_bytes)
 
     def _word(self, slot: int, word: int) -> int:
         return self._words[self._header(slot) // WORD_BYTES + word]
@@ -332,4 +332,4 @@ def _is_whole(seq: int) -> bool:
 
 
 def _file_bytes(num_slots: int, capacity_bytes: int) -> int:
-    return PAGE + num_slots * (_HEADER_BYTES + capacity_bytes)
+    return PAGE + num_slots * (HEADER_BYTES + capacity_bytes)

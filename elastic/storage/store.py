@@ -20,7 +20,7 @@ from elastic.errors import StoreFailed
 from elastic.system.clock import Clock
 
 CHUNK_BYTES = 4 * 1024 * 1024
-SMALL_LIMIT_BYTES = 64 * 1024
+SMALL_LIMIT_BYTES = 1 << 20
 READ_LIMIT_S = 120.0
 _FINAL_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR}
 

@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Saver:
     reached: Callable[[str, int], None]
     _run_dir: Store | None = None
     _difference: str = ""  # why nothing more is saved
+    _asking: Lock = field(default_factory=Lock)
 
     def save(self, offer: Offer, slots: SnapshotSlots, snapshot: Snapshot) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
@@ -89,10 +91,11 @@ class Saver:
             # The writer asks before each of its steps, the last time right before it creates the
             # commit record. The lease can be lost meanwhile, when the owner takes this uploader for
             # dead: then the payload may hold bytes of two snapshots, and must not be committed.
-            if not slots.is_whole(offer.slot, offer.seq):
-                raise StoreFailed(OVERWRITTEN.format(step=offer.step))
-            self._check_run_dir()
-            return not self.fence.admits(offer.generation)
+            with self._asking:  # of several parts at once
+                if not slots.is_whole(offer.slot, offer.seq):
+                    raise StoreFailed(OVERWRITTEN.format(step=offer.step))
+                self._check_run_dir()
+                return not self.fence.admits(offer.generation)
 
         limit_s = save_limit_s(self.config.save_deadline_s, size_bytes)
         limits = WriteLimits(deadline=began_s + limit_s, is_fenced=is_fenced)

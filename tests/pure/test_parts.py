@@ -255,5 +255,5 @@ def test_a_crash_anywhere_leaves_a_whole_checkpoint_or_none(operation, error):
 
 def test_parts_of_two_states_do_not_join():
     others = cut({f"m.{number}": torch.arange(8.0) for number in range(4)}, ["m.0"], 3)
-    with pytest.raises(CheckpointDamaged, match="part 1 of a state has other rows"):
+    with pytest.raises(CheckpointDamaged, match="part 1 is that of another state"):
         joined([safetensors_header.parse(each) for each in (PARTS[0], others[1], PARTS[2])])

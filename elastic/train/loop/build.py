@@ -235,7 +235,8 @@ def _snapshotting(parts: LoopParts) -> Snapshotting | None:
     if not alone:
         nodes = groups.all_gather(parts.link.node)
         ranks = [[rank for rank, node in enumerate(nodes) if node == each] for each in dict.fromkeys(nodes)]
-        places = places_of(ranks, parts.link.options.snapshot_copies)
+        # Nodes may be started with other options.
+        places = places_of(ranks, min(groups.all_gather(parts.link.options.snapshot_copies)))
     parts.hands_over = any(each.leader == groups.rank for each in places)
     return PartSnapshotting(slots.of_size, copy, parts.clock, groups, places)
 

@@ -6,7 +6,6 @@ that is not cut counts as one part.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,18 +90,10 @@ class _Regrouping:
 
     def misfit(self, held: dict[int, tuple[Header, memoryview]]) -> str:
         """Why parts do not belong to the state; "" where they do."""
-        ours = self._division
-        for number, (header, _) in held.items():
-            sizes = {name: len(ours.rows_of(name, number)) * ours.row_bytes(name) for name in ours.shapes}
-            found = {name: each.end - each.start for name, each in header.entries.items()}
-            is_cut_so = _division_of(header) == replace(ours, number=number)
-            is_same = header.document.get("state") == self._document["state"]
-            if (
-                not is_cut_so
-                or not is_same
-                or any(found.get(name, 0) != size for name, size in sizes.items())
-            ):
-                return f"part {number} is that of another state than the first part"
+        try:
+            self._division.check({number: header for number, (header, _) in held.items()}, self._document)
+        except CheckpointDamaged as error:
+            return str(error)
         return ""
 
     def exchange(self, holders: dict[int, int], held: dict[int, tuple[Header, memoryview]]) -> None:
@@ -159,13 +150,6 @@ class _Regrouping:
         flat = FlatState.read(dict(sorted(tensors.items())), self._document)
         flat.about.pop(CUT, None)
         return flat, self._document
-
-
-def _division_of(header: Header) -> Division | None:
-    try:
-        return Division.of_header(header)
-    except CheckpointDamaged:
-        return None
 
 
 def _with_header(image: memoryview) -> tuple[Header, memoryview]:

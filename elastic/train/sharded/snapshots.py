@@ -18,7 +18,7 @@ from elastic.snapshot.slots import PAGE, SnapshotInfo, SnapshotPart, SnapshotSlo
 from elastic.system.clock import Clock
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import FlatState
-from elastic.train.state.snapshotting import PublishedSnapshot, SlotsFor, Snapshotting, layout_of
+from elastic.train.state.snapshotting import PublishedSnapshot, SlotsFor, Snapshotting, layout_of, with_slack
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class PartSnapshotting(Snapshotting):
         self._leaders = {each.leader for each in places}
         self._leader = next((each.leader for each in places if each.writer == groups.rank), None)
         self._opened: SnapshotSlots | None = None  # those of this rank's leader
+        self._scratch = memoryview(b"")
         self._memory = ("", 0)  # how that one names them: a path, and their capacity
 
     def keeps(self, step: int, *, is_last: bool) -> bool:
@@ -114,8 +115,11 @@ class PartSnapshotting(Snapshotting):
         written = {
             place.number: body[at : at + sizes[place.number]] for place, at in starts if place.writer == me
         }
-        own = written[me] if me in written else memoryview(bytearray(layout.size_bytes))
-        self.copy.start(layout, own)
+        if me not in written and len(self._scratch) < layout.size_bytes:  # no slot of this rank's takes it
+            self._scratch = memoryview(bytearray(with_slack(layout.size_bytes)))
+        at = next((at for place, at in starts if place.number == place.writer == me), 0)
+        self.copy.start(layout, body if me in written else self._scratch, at)
+        own = written.get(me, self._scratch[: layout.size_bytes])
         checksum = self.copy.wait()
         if before_publishing is not None:
             before_publishing()

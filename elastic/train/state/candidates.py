@@ -35,7 +35,8 @@ class RejectedState:
 class OfferedSnapshot:
     """A snapshot in a node's memory, which a generation took.
 
-    checksum: as of SnapshotInfo. parts: those of the state that are there, of `of` in all.
+    checksum: as of SnapshotInfo. parts: those of the state that are there, of `of` in all. is_cut:
+    they are parts, also where there is one.
     """
 
     step: int
@@ -43,6 +44,7 @@ class OfferedSnapshot:
     generation: int
     of: int = 1
     parts: tuple[int, ...] = (0,)
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +67,13 @@ class Candidate:
     """A state that training may resume from.
 
     holders: by part of the state, the ranks that have it; a state that is not cut has one part.
-    record: None for a snapshot.
+    record: None for a snapshot. checksum: of a state in parts, else empty.
     """
 
     step: int
     holders: tuple[tuple[int, ...], ...]
     record: CommitRecord | None = None
+    checksum: str = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -102,7 +105,12 @@ def order_candidates(
     for of_rank in available:
         rejected += of_rank.damaged
         candidates += [
-            Candidate(step=each.step, holders=_readers(each, len(available)), record=each)
+            Candidate(
+                step=each.step,
+                holders=_readers(each, len(available)),
+                record=each,
+                checksum=each.checksum if each.parts else "",
+            )
             for each in of_rank.records
         ]
     # Of two at the same step the one in memory is nearer. The sort is stable, so records of one
@@ -133,7 +141,9 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
             reason = f"the nodes' snapshots of it differ (ranks {groups}): one machine's memory or arithmetic is faulty"
             rejected.append(RejectedState(step=step, reason=reason, is_stored=False))
         elif (holders := _holders(alike[0])) is not None:
-            candidates.append(Candidate(step=step, holders=holders))
+            (_, one), *_ = alike[0]
+            checksum = one.checksum if one.is_cut else ""
+            candidates.append(Candidate(step=step, holders=holders, checksum=checksum))
         else:
             rejected.append(RejectedState(step=step, reason=INCOMPLETE, is_stored=False))
     return candidates, rejected

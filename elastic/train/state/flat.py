@@ -129,7 +129,8 @@ def checksum_of(flat: FlatState, totals: Totals = lambda words: words) -> Eviden
     that of the whole one, at every world size.
     """
     names = [name for name, each in flat.tensors.items() if is_sharded(each)]
-    words = dict(zip(names, totals([row_words(flat.tensors[name]) for name in names]), strict=True))
+    own = torch.stack([row_words(flat.tensors[name]) for name in names]).tolist() if names else []
+    words = dict(zip(names, totals(own), strict=True))
     entries = {}
     for name, tensor in flat.tensors.items():
         head = f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode()

@@ -52,7 +52,7 @@ from elastic.train.state.candidates import (
     newest_divergence,
     order_candidates,
 )
-from elastic.train.state.flat import FlatState
+from elastic.train.state.flat import FlatState, state_evidence
 from elastic.train.state.inherit import STORAGE_PATIENCE_S, inherit
 from elastic.train.state.spread import Copy, copy_in, spread
 from elastic.train.state.state import State
@@ -174,6 +174,7 @@ class Restorer:
             generation=info.generation,
             of=info.of or 1,
             parts=parts,
+            is_cut=bool(info.parts),
         )
 
     def _try(self, candidate: Candidate, known: Divergence | None) -> ResumePoint | str:
@@ -216,7 +217,11 @@ class Restorer:
             )
         comparison = self._parts.comparison
         if is_cut:  # what the load has found is of this rank's rows
-            found = state.evidence()
+            checksum = state.checksum()
+            saved = state_evidence(read[0], checksum) if isinstance(read, tuple) else found
+            if candidate.checksum not in ("", saved.whole):
+                return "what was loaded is not the state that was saved"
+            found = state_evidence(state.flatten(), checksum)
             comparison.check_same_state(found, step=step, known=known)
         else:
             comparison.check_votes(list(map(int, votes)), found, step=step, known=known)

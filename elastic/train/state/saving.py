@@ -70,8 +70,9 @@ class Saving:
         if parts.state.sharded is not None:  # of all rows; each part has a checksum of its own
             vote = parts.state.evidence().whole
             info = replace(info, checksum=vote)
+        spent_s = parts.clock.monotonic() - began_s
         if copies:
-            published = self._take(info, wait=wait, patient=patient)
+            published = self._take(info, spent_s, wait=wait, patient=patient)
         if vote is None and published is not None:
             vote = published.snapshot.info.checksum
         elif vote is None:
@@ -86,7 +87,10 @@ class Saving:
                 comparing.add_cost(cost_s, step_s)
         return SavedState(info=info, published=published)
 
-    def _take(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
+    def _take(
+        self, info: SnapshotInfo, spent_s: float, *, wait: bool, patient: bool
+    ) -> PublishedSnapshot | None:
+        """spent_s: what it has cost before."""
         parts = self.parts
         if parts.output is not None:
             # Steps until the next snapshot count from this one.
@@ -99,7 +103,8 @@ class Saving:
         # An uploader that dies meanwhile gives its slot back.
         told = (lambda: None) if self.checkpointing is None else self.checkpointing.receive_result
         take = partial(parts.snapshotting.take, parts.state.flatten(), info, meanwhile=told)
-        return self._add_cost(take(wait=wait, patient=patient, before_publishing=fault_point))
+        found = take(wait=wait, patient=patient, before_publishing=fault_point)
+        return self._add_cost(None if found is None else replace(found, cost_s=found.cost_s + spent_s))
 
     def finish_copy(self) -> None:
         """End the copy of an earlier step, if one from a GPU runs beside this step."""
@@ -136,15 +141,15 @@ class Saving:
         Raises SystemExit; StoreFailed where it cannot be saved.
         """
         parts, step, problem = self.parts, saved.info.step, ""
-        if parts.commits_drains or self._loses_parts():
+        if commits := parts.commits_drains or self._loses_parts():
             problem = self.commit(saved)
         else:
             self._agree(is_last=True)
         if parts.output is not None:
-            parts.output.log.record(Drained(step=step, committed=parts.commits_drains and not problem))
-        if problem and not parts.commits_drains:
+            parts.output.log.record(Drained(step=step, committed=commits and not problem))
+        if problem and parts.output is not None and not parts.commits_drains:
             print(f"step {step} is not saved: {problem}")
-        elif problem:
+        elif problem and parts.commits_drains:
             raise StoreFailed(f"stopped after step {step}, which could not be saved: {problem}")
         if parts.commits_drains and parts.output is not None:  # else an agent says it
             url = parts.run_dir.url
