@@ -1,7 +1,7 @@
 """Bytes of a checkpoint are used only if they match its commit record.
 
-`check_state` and `read_state` accept the same payloads: those whose parts have the record's sha256
-and whose state has its digest. Neither says whether the state fits a recipe's objects; only the
+`check_state` and `read_state` accept the same payloads: those with the record's sha256, and those of
+a whole state with its digest. Neither says whether the state fits a recipe's objects; only the
 recipe can tell.
 """
 
@@ -24,18 +24,23 @@ from elastic.system.sealed_memory import SealedMemory
 Keep = Callable[[int, memoryview], object]
 
 
-def check_state(store: Store, record: CommitRecord, clock: Clock, keep: Keep | None = None) -> None:
+def check_state(
+    store: Store, record: CommitRecord, clock: Clock, keeps: Callable[[Header], Keep] | None = None
+) -> None:
     """Read a payload piece by piece, and keep none: it may be larger than this machine's memory.
 
-    keep: is given all that is read, before it is known to be right. Raises CheckpointDamaged for a
-    payload that a restore would not accept; StoreFailed.
+    keeps: called with the header of the image of the whole state, gives what takes all that is
+    read, before it is known to be right. Raises CheckpointDamaged for a payload that a restore
+    would not accept; StoreFailed.
     """
-    whole = None if keep is None or not record.parts else reading(partial(join, store, record), clock)
+    placed: list[Callable[[int, memoryview], object]] = []
+    if keeps is not None:
+        whole = reading(partial(join, store, record), clock)
+        keep = keeps(safetensors_header.parse(whole.head, whole.size_bytes))
+        placed = [partial(_keep_placed, whole.places(number), keep) for number in range(len(record.payloads))]
     for number, stored in enumerate(record.payloads):
-        source, kept = source_of(store, stored), keep
-        if whole is not None and keep is not None:
-            kept = partial(_keep_placed, whole.places(number), keep)
-        reading(partial(_check, source if kept is None else tee(source, kept), stored), clock)
+        source = source_of(store, stored)
+        reading(partial(_check, tee(source, placed[number]) if placed else source, stored), clock)
 
 
 def _keep_placed(places: list[tuple[int, int, int]], keep: Keep, at: int, piece: memoryview) -> None:
@@ -73,17 +78,11 @@ def read_state(store: Store, stored: Stored, clock: Clock) -> SealedMemory:
 
 
 def join(store: Store, record: CommitRecord) -> Joined:
-    """The image of a state in parts, from their headers. Raises CheckpointDamaged, StoreFailed."""
+    """The image of the whole state, from the headers of its parts; one that is not cut is the same.
+
+    Raises CheckpointDamaged, StoreFailed.
+    """
     return joined([ImageHash(source_of(store, each), each.size_bytes).header for each in record.payloads])
-
-
-def header_of(store: Store, record: CommitRecord) -> Header:
-    """That of the image of the whole state. Raises CheckpointDamaged, StoreFailed."""
-    if record.parts:
-        whole = join(store, record)
-        return safetensors_header.parse(whole.head, whole.size_bytes)
-    (stored,) = record.payloads
-    return ImageHash(source_of(store, stored), stored.size_bytes).header
 
 
 def digest_of(store: Store, record: CommitRecord, clock: Clock) -> str:

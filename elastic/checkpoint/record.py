@@ -54,8 +54,8 @@ class Hashes:
     """The three fingerprints of an image, in hexadecimal.
 
     digest: of the training state. sha256: of the image's parts (both: snapshot/image_hash.py).
-    checksum: of the image as its snapshot was published (snapshot/checksum.py); a node compares it
-    with its own to know that the committed state is the one in its memory.
+    checksum: as of the SnapshotInfo; a node compares it with its own to know that the committed
+    state is the one in its memory.
     """
 
     digest: str

@@ -11,18 +11,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from elastic.checkpoint.find_parent import find
-from elastic.checkpoint.payload_check import check_state, header_of
+from elastic.checkpoint.payload_check import Keep, check_state
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.identity import Origin
 from elastic.errors import UsageError
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.safetensors_header import DOCUMENT, STRIDES, TIES
-from elastic.storage.store import Store, reading
+from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.files import new_file
 
@@ -42,10 +41,13 @@ def export(origin: Origin, file: str, entry: str, clock: Clock, *, overwrite: bo
 
             def keep(store: Store, record: CommitRecord, clock: Clock) -> None:
                 of = f"step {record.step} of {origin.run_dir.url}"
-                header = reading(partial(header_of, store, record), clock)
-                exported = _Exported(header, of, entry, opened if path.suffix == SAFETENSORS else None)
-                check_state(store, record, clock, exported.keep)
-                found[:] = [exported]
+
+                def keeps(header: safetensors_header.Header) -> Keep:
+                    file = opened if path.suffix == SAFETENSORS else None
+                    found[:] = [_Exported(header, of, entry, file)]
+                    return found[0].keep
+
+                check_state(store, record, clock, keeps)
 
             state = find(origin, clock, lambda line: print(line, file=sys.stderr), "export", keep)
             found[0].end(opened)

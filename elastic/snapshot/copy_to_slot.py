@@ -6,7 +6,8 @@ update changes must be copied before the next update, all others (buffers, for i
 next forward. The slot is complete only after `wait`.
 
 A recipe that changes a tensor in place while its copy runs tears the slot. The vote on the state,
-which is computed before the next step, tells (train/state/snapshotting.py).
+which is computed before the next step, tells (train/state/snapshotting.py). A sharded state waits
+for its copy.
 """
 
 from collections.abc import Callable, Collection

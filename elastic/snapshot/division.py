@@ -68,7 +68,7 @@ class Division:
             is_cut_so = Division.of_header(part) == replace(self, number=number)
             if (
                 not is_cut_so
-                or _uncut(part.document) != _uncut(document)
+                or uncut(part.document) != uncut(document)
                 or any(sizes.get(name, 0) != size for name, size in expected.items())
             ):
                 raise CheckpointDamaged(f"part {number} is that of another state than the first part")
@@ -85,7 +85,7 @@ class Division:
         return math.prod(self.shapes[name][1:]) * DTYPES[self.dtypes[name]][1]
 
 
-def _uncut(document: Any) -> Any:
+def uncut(document: Any) -> Any:
     """The document of the whole state."""
     about = {key: value for key, value in document["about"].items() if key != CUT}
     return document | {"about": about}
@@ -152,7 +152,7 @@ def joined(parts: Sequence[Header]) -> Joined:
     division.check(dict(enumerate(parts)), parts[0].document)
     strides = {name: each for part in parts for name, each in part.strides.items() if name in division.owners}
     metadata = {
-        DOCUMENT: json.dumps(_uncut(parts[0].document)),
+        DOCUMENT: json.dumps(uncut(parts[0].document)),
         TIES: json.dumps(division.ties),
         STRIDES: json.dumps(strides),
     }

@@ -95,7 +95,7 @@ class FencePage:
 
 
 class Fence:
-    """The uploader's end; used by one thread at a time."""
+    """The uploader's end, for one thread at a time."""
 
     def __init__(self, fds: tuple[int, ...], clock: Clock, *, is_orphan: Callable[[], bool]) -> None:
         """fds: of the agent's page; none where there is no agent, and so no fence. is_orphan:

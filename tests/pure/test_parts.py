@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits
 from elastic.checkpoint.commit_parts import OfferedPart, PartsCommit
-from elastic.checkpoint.payload_check import check_state, digest_of, header_of
+from elastic.checkpoint.payload_check import check_state, digest_of
 from elastic.checkpoint.record import Save
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.snapshot import image, safetensors_header
@@ -26,6 +26,7 @@ from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.train.sharded.modules import ShardedModules
 from elastic.train.sharded.regroup import regroup
 from elastic.train.sharded.snapshots import places_of, starts_of
+from elastic.train.state.flat import FlatState
 from elastic.train.state.state import State
 
 DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool
@@ -132,7 +133,8 @@ def regrouped(member, of, is_sharded, is_whole):
             about = flat.about | found["about"]
             parts.append(image_of(own, document | {"about": about}))
     holders = [number % groups.world_size for number in range(len(parts))]
-    got, _ = regroup(groups, state, holders, lambda n: memoryview(parts[n]), at_once=groups.world_size)
+    load = [*map(memoryview, parts)].__getitem__
+    got = FlatState.read(*regroup(groups, state, holders, load, at_once=groups.world_size))
     expected = dict(tensors)
     if is_sharded:
         for name in sharded:
@@ -220,10 +222,13 @@ def test_the_node_of_the_last_part_makes_the_checkpoint():
     assert done.record.digest == "" and done.record.size_bytes == sum(map(len, PARTS))
     again = commit(store, own=[0, 1, 2], has_digest=True)
     assert again.is_ours and again.record.digest == digest_of(store, done.record, FakeClock())
-    kept = bytearray(header_of(store, done.record).entries["m.3"].end)
-    check_state(
-        store, done.record, FakeClock(), lambda at, piece: kept.__setitem__(slice(at, at + len(piece)), piece)
-    )
+    kept = bytearray()
+
+    def keeps(header):
+        kept.extend(bytes(header.entries["m.3"].end))
+        return lambda at, piece: kept.__setitem__(slice(at, at + len(piece)), piece)
+
+    check_state(store, done.record, FakeClock(), keeps)
     assert torch.equal(torch.frombuffer(kept[-36:], dtype=torch.float32), torch.arange(9.0) + 3)
 
 

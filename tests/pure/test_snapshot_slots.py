@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from elastic.snapshot.slots import INFO_LIMIT_BYTES, PAGE, SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import HEADER_BYTES, INFO_LIMIT_BYTES, PAGE, SnapshotInfo, SnapshotSlots
 from elastic.system.processes import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
@@ -213,8 +213,9 @@ def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
     monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         SnapshotSlots.create(PAGE, 3)
-    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: PAGE + HEADER_BYTES + PAGE - 1)
-    with pytest.raises(OSError, match=f"expected x"):
+    needed = 2 * PAGE + HEADER_BYTES
+    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: needed - 1)
+    with pytest.raises(OSError, match=f"expected {needed} bytes of memory, found {needed - 1} left"):
         SnapshotSlots.create(PAGE, 1)
     assert open_files() <= before
 
@@ -253,7 +254,7 @@ def test_a_header_changed_in_memory_is_no_snapshot():
         slot = slots.begin()
         slots.publish(slot, size_bytes=value, info=info(value))
     newest = slots.whole()[0]
-    at = slots.offset(newest.slot) - 4 * PAGE
+    at = slots.offset(newest.slot) - HEADER_BYTES
     os.pwrite(slots.fd, words(2**40), at + 16)
     assert slots.whole()[0].info == info(1)
     os.pwrite(slots.fd, words(2), at + 16)

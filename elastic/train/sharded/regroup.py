@@ -1,29 +1,46 @@
 """A state in parts comes to ranks that cut it otherwise, or not at all: each gets rows it needs.
 
 A part is held by one rank, which has verified all of it, in memory or from storage. Its rows go
-from there to the ranks that need them, and none holds more than one stored part at a time. A state
-that is not cut counts as one part.
+from there to the ranks that need them. Beside what it needs, a rank holds one stored part at a
+time. A state that is not cut counts as one part.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from elastic.checkpoint.record import CommitRecord
 from elastic.errors import CheckpointDamaged
 from elastic.snapshot import safetensors_header
-from elastic.snapshot.division import CUT, Division, chunk
+from elastic.snapshot.division import Division, chunk, uncut
 from elastic.snapshot.image import NAMES
 from elastic.snapshot.safetensors_header import Header
 from elastic.snapshot.sharded import of_rows
+from elastic.system.sealed_memory import SealedMemory
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.flat import FlatState
 from elastic.train.state.load import sharded_like
 from elastic.train.state.state import State
 
-Loaded = tuple[FlatState, Any]  # a state as objects take it, and the document of its image
+_Held = tuple[Header, memoryview]  # of a part, and its image
+Read = tuple[dict[str, Tensor], Any]  # as image.read has it: tensors, and the document
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
+
+
+def regroup_stored(
+    groups: ProcessGroups, state: State, record: CommitRecord, read: Callable[[int], SealedMemory]
+) -> Read | str:
+    """`regroup` of a checkpoint, each part of which one rank reads."""
+
+    def load(number: int) -> memoryview:
+        with closing(read(number)) as memory:
+            return memory.view()
+
+    holders = [number % groups.world_size for number in range(len(record.payloads))]
+    return regroup(groups, state, holders, load, at_once=groups.world_size)
 
 
 def regroup(
@@ -33,7 +50,7 @@ def regroup(
     load: Callable[[int], memoryview],
     *,
     at_once: int,
-) -> Loaded | str:
+) -> Read | str:
     """The state, sharded as the objects hold it; or on every rank the first problem of any rank.
 
     holders: by part, the rank that has it. load: gives a verified part of this rank, and raises
@@ -43,34 +60,37 @@ def regroup(
     regrouping: _Regrouping | None = None
     for first in range(0, len(holders), at_once):
         numbers = range(first, min(first + at_once, len(holders)))
-        held: dict[int, tuple[Header, memoryview]] = {}
-        problem = ""
-        for number in numbers:
-            if holders[number] == groups.rank:
-                try:
-                    held[number] = _with_header(load(number))
-                except (CheckpointDamaged, OSError) as error:
-                    problem = problem or str(error)
-        if problem := _first(groups.all_gather(problem)):
+        held, problem = dict[int, _Held](), ""
+        try:
+            for number in numbers:
+                if holders[number] == groups.rank:
+                    image = load(number)
+                    held[number] = safetensors_header.parse(image), image
+        except (CheckpointDamaged, OSError) as error:
+            problem = str(error)
+        if problem := _first_problem(groups, problem):
             return problem
-        if regrouping is None:
-            try:  # of the header alone, on every rank alike
-                regrouping = _Regrouping(groups, state, _told(groups, holders[0], held.get(0)))
-            except CheckpointDamaged as error:
-                return str(error)
-        if problem := _first(groups.all_gather(regrouping.misfit(held))):
+        try:
+            if regrouping is None:
+                head = _head_of_first(groups, holders[0], held.get(0))
+                regrouping = _Regrouping(groups, state, head)
+            regrouping.division.check({n: header for n, (header, _) in held.items()}, regrouping.document)
+        except CheckpointDamaged as error:
+            problem = str(error)
+        if problem := _first_problem(groups, problem):
             return problem
+        assert regrouping is not None, "its header is the same on every rank"
         regrouping.exchange({number: holders[number] for number in numbers}, held)
     assert regrouping is not None, "a state has a part"
-    return regrouping.loaded()
+    return regrouping.read()
 
 
 class _Regrouping:
     def __init__(self, groups: ProcessGroups, state: State, header: Header) -> None:
         self._groups = groups
-        self._document = header.document
-        FlatState.read({}, self._document)
-        self._division = division = Division.of_header(header)
+        self.document = header.document
+        FlatState.read({}, self.document)
+        self.division = division = Division.of_header(header)
         live = state.flatten().tensors if state.sharded is not None else {}
         were_sharded = header.document["about"].get("sharded", ())
         self._like = sharded_like(division.shapes, were_sharded, live, state.objects)
@@ -78,33 +98,25 @@ class _Regrouping:
         self._own = {name: self._empty(name) for name in division.shapes}
 
     def _empty(self, name: str) -> Tensor:
-        shape = self._division.shapes[name]
+        shape = self.division.shapes[name]
         rows = [len(self._rows(name, self._groups.rank))] if shape else []
-        return torch.empty([*rows, *shape[1:]], dtype=NAMES[self._division.dtypes[name]])
+        return torch.empty([*rows, *shape[1:]], dtype=NAMES[self.division.dtypes[name]])
 
     def _rows(self, name: str, rank: int) -> range:
         """Those that a rank needs."""
-        shape = self._division.shapes[name]
+        shape = self.division.shapes[name]
         rows = shape[0] if shape else 1
         return chunk(rows, rank, self._groups.world_size) if name in self._like else range(rows)
 
-    def misfit(self, held: dict[int, tuple[Header, memoryview]]) -> str:
-        """Why parts do not belong to the state; "" where they do."""
-        try:
-            self._division.check({number: header for number, (header, _) in held.items()}, self._document)
-        except CheckpointDamaged as error:
-            return str(error)
-        return ""
-
-    def exchange(self, holders: dict[int, int], held: dict[int, tuple[Header, memoryview]]) -> None:
-        me, division = self._groups.rank, self._division
+    def exchange(self, holders: dict[int, int], held: dict[int, _Held]) -> None:
+        me, division = self._groups.rank, self.division
         for of_rank in self._groups.all_gather(
             {n: s for h, _ in held.values() for n, s in h.strides.items()}
         ):
             self._strides |= {name: list(each) for name, each in of_rank.items()}
 
         def shared(number: int, rank: int) -> list[tuple[str, range, range]]:
-            """(name, rows that a part has and a rank needs, rows of the part or of the rank)."""
+            """(name, rows that a part has and a rank needs, rows of the part)."""
             both = []
             for name in division.shapes:
                 there, here = division.rows_of(name, number), self._rows(name, rank)
@@ -134,33 +146,27 @@ class _Regrouping:
 
         self._groups.exchange(outgoing, incoming)
 
-    def loaded(self) -> Loaded:
-        division, tensors = self._division, dict[str, Tensor]()
+    def read(self) -> Read:
+        tensors = dict[str, Tensor]()
         for name, own in self._own.items():
             if name in self._like:
-                tensors[name] = of_rows(own, self._like[name], division.shapes[name])
+                tensors[name] = of_rows(own, self._like[name], self.division.shapes[name])
             elif name in self._strides:
                 tensors[name] = torch.empty_strided(own.shape, self._strides[name], dtype=own.dtype).copy_(
                     own
                 )
             else:
                 tensors[name] = own
-        for name, first in division.ties.items():
+        for name, first in self.division.ties.items():
             tensors[name] = tensors[first]
-        flat = FlatState.read(dict(sorted(tensors.items())), self._document)
-        flat.about.pop(CUT, None)
-        return flat, self._document
+        return dict(sorted(tensors.items())), uncut(self.document)
 
 
-def _with_header(image: memoryview) -> tuple[Header, memoryview]:
-    return safetensors_header.parse(image), image
+def _first_problem(groups: ProcessGroups, problem: str) -> str:
+    return next(filter(None, groups.all_gather(problem)), "")
 
 
-def _first(problems: list[str]) -> str:
-    return next(filter(None, problems), "")
-
-
-def _told(groups: ProcessGroups, holder: int, held: tuple[Header, memoryview] | None) -> Header:
+def _head_of_first(groups: ProcessGroups, holder: int, held: _Held | None) -> Header:
     """The header of the first part, on every rank."""
     head = _NO_BYTES
     image_bytes = 0

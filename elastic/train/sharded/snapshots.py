@@ -5,7 +5,8 @@ With two copies a rank sends its part to one of the next node, so that the death
 leaves all parts. Without an agent only rank 0 has a slot, and all send their parts to it.
 
 A part counts with all others of its step. The slots of all nodes are published before the sum of
-the next step ends, and only then is an older one written over: one complete step is always there.
+the next step ends, and only then is an older one written over: one complete step is there unless a
+node has room for one slot alone.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """A run without a state of its own begins with its parent's numbers, on every rank alike.
 
-Rank 0 reads the parent's checkpoint, verifies it by its digest and sends it to the others. Every
-rank loads the entries that --from names. A run that does not fit its parent gives its run directory
+Rank 0 reads the parent's checkpoint, verifies it and sends it to the others; a state in parts is
+read by all. Every rank loads the entries that --from names. A run that does not fit its parent gives its run directory
 back, so that a corrected command can have it.
 
 Of another run's state an object takes all that fits it, and the recipe's own text holds.
@@ -18,7 +18,7 @@ It does not promise that objects are as they were where something does not fit: 
 trained then.
 """
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -40,7 +40,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import retrying
 from elastic.system.sealed_memory import SealedMemory
 from elastic.train.loop.build import LoopParts
-from elastic.train.sharded.regroup import regroup
+from elastic.train.sharded.regroup import regroup_stored
 from elastic.train.state.built import Structure, changes, check_order, settings_in, structure_of
 from elastic.train.state.flat import FlatState, decode, encode_value
 from elastic.train.state.spread import Copy, copy_in, spread
@@ -98,19 +98,14 @@ def _read(parent: identity.Parent, parts: LoopParts) -> FlatState:
         def read(number: int) -> SealedMemory:
             return asked(partial(read_state, store, record.payloads[number], clock))
 
-        def load(number: int) -> memoryview:
-            with closing(read(number)) as memory:
-                return memory.view()
-
         if state.sharded is None and not record.parts:
             data = spread(groups, copy_in(read(0)) if groups.rank == 0 else Copy())
             assert isinstance(data, Tensor), "rank 0 has read it"
             return FlatState.read(*image.read(data.numpy().data))
-        holders = [number % groups.world_size for number in range(len(record.payloads))]
-        found = regroup(groups, state, holders, load, at_once=groups.world_size)
+        found = regroup_stored(groups, state, record, read)
         if isinstance(found, str):
             raise CheckpointDamaged(found)
-        return found[0]
+        return FlatState.read(*found)
     except CheckpointDamaged as error:
         raise UsageError(
             f"expected {parent}, from which this run begins, found it damaged: {error}; "

@@ -11,15 +11,15 @@ If any state was found, a snapshot or a commit record, and none loads, that is a
 starts over silently. A candidate that fails half-way leaves objects with its numbers in them, and
 step 1 must not begin from those.
 
-A storage that does not answer is not damage. Rank 0 asks it again for a minute and then fails,
-which ends the restore on every rank: no rank goes on to an older checkpoint.
+A storage that does not answer is not damage. A rank that reads asks it again for a minute and then
+fails, which ends the restore on every rank: no rank goes on to an older checkpoint.
 """
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.store import Answer, retrying
 from elastic.system.sealed_memory import SealedMemory
 from elastic.train.loop.build import LoopParts
-from elastic.train.sharded.regroup import Loaded, regroup
+from elastic.train.sharded.regroup import Read, regroup, regroup_stored
 from elastic.train.state.candidates import (
     AvailableStates,
     Candidate,
@@ -64,7 +64,7 @@ MOST_TRIES = 100  # while other nodes commit and delete
 class ResumePoint:
     """Where training resumes; step 0 is the start.
 
-    source: snapshot (every rank had it in its node's memory), peer (some got it from another
+    source: snapshot (every rank had of it in its node's memory), peer (some got it from another
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
     metrics, if a snapshot kept it. data: what it was trained on, None at the start. divergence: the
     difference between ranks that has steps done again. digest: of the checkpoint, if it was one.
@@ -185,14 +185,17 @@ class Restorer:
         groups, step, run_url = self._groups, candidate.step, self._parts.run_dir.url
         state, is_cut = self._parts.state, self._parts.state.sharded is not None
         if is_cut or len(candidate.holders) > 1:
-            read: Loaded | Tensor | str = self._regrouped(candidate)
+            read: Read | Tensor | str = self._regrouped(candidate)
         else:
             read = spread(groups, self._own_copy(candidate))
         if isinstance(read, str):
             return read
         misfit, damage, chain, trained_on, found = "", "", "", None, Evidence({})
+        saved = FlatState(tensors={}, document={})
         try:
-            chain, trained_on, found = _load(read, state)
+            tensors, document = read if isinstance(read, tuple) else image.read(read.numpy().data)
+            saved = FlatState.read(tensors, document)
+            chain, trained_on, found = _load(saved, document, state)
         except (StateDoesNotFit, UsageError) as error:
             misfit = str(error)
         except (ElasticError, OSError, LookupError, TypeError) as error:
@@ -218,8 +221,7 @@ class Restorer:
         comparison = self._parts.comparison
         if is_cut:  # what the load has found is of this rank's rows
             checksum = state.checksum()
-            saved = state_evidence(read[0], checksum) if isinstance(read, tuple) else found
-            if candidate.checksum not in ("", saved.whole):
+            if candidate.checksum not in ("", state_evidence(saved, checksum).whole):
                 return "what was loaded is not the state that was saved"
             found = state_evidence(state.flatten(), checksum)
             comparison.check_same_state(found, step=step, known=known)
@@ -248,19 +250,13 @@ class Restorer:
         except (CheckpointDamaged, OSError) as error:
             return Copy(problem=str(error))
 
-    def _regrouped(self, candidate: Candidate) -> Loaded | str:
+    def _regrouped(self, candidate: Candidate) -> Read | str:
         """Raises StoreFailed."""
         groups, state, step, record = self._groups, self._parts.state, candidate.step, candidate.record
+        if record is not None:
+            return regroup_stored(groups, state, record, partial(self._stored, record))
         holders = [of_part[number % len(of_part)] for number, of_part in enumerate(candidate.holders)]
-
-        def load(number: int) -> memoryview:
-            if record is None:
-                return self._image(step, number)
-            with closing(self._stored(record, number)) as memory:
-                return memory.view()
-
-        at_once = len(holders) if record is None else groups.world_size
-        return regroup(groups, state, holders, load, at_once=at_once)
+        return regroup(groups, state, holders, partial(self._image, step), at_once=len(holders))
 
     def _stored(self, record: CommitRecord, number: int) -> SealedMemory:
         """A part of a checkpoint. Raises CheckpointDamaged, OSError, StoreFailed."""
@@ -330,16 +326,11 @@ class Restorer:
             print(f"{each} is not used ({each.reason}); trying another one")
 
 
-def _load(read: Loaded | Tensor, state: State) -> tuple[str, DataRecord, Evidence]:
-    """Give the objects a state, which may be an image; its (chain, data, evidence).
+def _load(saved: FlatState, document: Any, state: State) -> tuple[str, DataRecord, Evidence]:
+    """Give the objects a state; the (chain, data, evidence) of its image's document.
 
     Raises CheckpointDamaged, and as `State.load`.
     """
-    if isinstance(read, Tensor):
-        tensors, document = image.read(read.numpy().data)
-        saved = FlatState.read(tensors, document)
-    else:
-        saved, document = read
     try:
         chain, trained_on = str(document["chain"]), record.parse(document["data"])
     except (KeyError, ValueError) as error:

@@ -1,6 +1,7 @@
 """A snapshot is a state whole in a slot of shared memory, and counts once all ranks agreed on it.
 
-Local rank 0 writes the node's snapshot, for all workers of the node. The memory is the agent's and
+Local rank 0 writes the node's snapshot, for all workers of the node (of a sharded state, all do:
+sharded/snapshots.py). The memory is the agent's and
 outlives the workers; without an agent it is this process's own. From host memory the copy completes
 before the step's number is on the control page. From a GPU it overlaps the next step, and completes
 before the number of that one is there. It does not make a state durable: the uploader makes
