@@ -1,7 +1,7 @@
 """Bytes of a checkpoint are used only if they match its commit record.
 
-`check_state` and `read_state` accept the same payloads: those with the record's sha256, and those of
-a whole state with its digest. Neither says whether the state fits a recipe's objects; only the
+`check_state` and `read_state` accept the same payloads: those with the record's sha256, and those
+of a whole state with its digest. Neither says whether the state fits a recipe's objects; only the
 recipe can tell.
 """
 

@@ -1,9 +1,9 @@
 """The newest state that any node has wins, in memory or in storage alike.
 
 The order is a function of what the ranks report as available. Of a state in parts all parts must be
-there; one whose nodes are gone is lost, as an image with its last node is. Snapshots of one step that should be
-equal and are not are all refused: nothing says which of them is right. So are those that were taken
-after the last step that all ranks agreed on.
+there; one whose nodes are gone is lost, as an image with its last node is. Snapshots of one step
+that should be equal and are not are all refused: nothing says which of them is right. So are those
+that were taken after the last step that all ranks agreed on.
 
 It does not load anything: a candidate that turns out not to load makes way for the next.
 """

@@ -1,8 +1,8 @@
 """A run without a state of its own begins with its parent's numbers, on every rank alike.
 
 Rank 0 reads the parent's checkpoint, verifies it and sends it to the others; a state in parts is
-read by all. Every rank loads the entries that --from names. A run that does not fit its parent gives its run directory
-back, so that a corrected command can have it.
+read by all. Every rank loads the entries that --from names. A run that does not fit its parent
+gives its run directory back, so that a corrected command can have it.
 
 Of another run's state an object takes all that fits it, and the recipe's own text holds.
 
