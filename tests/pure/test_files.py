@@ -7,23 +7,7 @@ import pytest
 
 from elastic.errors import UsageError
 from elastic.system import files
-from elastic.system.files import create_whole, new_file, replace_whole, scratch_folder
-
-
-def names(folder):
-    return [path.name for path in folder.iterdir()]
-
-
-def test_a_file_is_created_once_and_replaced_often(tmp_path):
-    """No draft stays beside it."""
-    path = tmp_path / "file"
-    assert create_whole(path, b"first", fsync=True)
-    assert not create_whole(path, b"second", fsync=True)
-    assert path.read_bytes() == b"first"
-    for data in (b"third", b""):
-        replace_whole(path, data, fsync=False)
-        assert path.read_bytes() == data
-    assert names(tmp_path) == ["file"]
+from elastic.system.files import create_whole, scratch_folder
 
 
 @pytest.mark.parametrize("other", ["file", "backup"])
@@ -41,16 +25,6 @@ def test_a_draft_with_two_names_is_ours_if_one_is_the_files(tmp_path, monkeypatc
     monkeypatch.setattr(files.os, "link", twice)
     assert create_whole(path, b"second", fsync=False) is (other == "file")
     assert path.read_bytes() == (b"second" if other == "file" else b"first")
-
-
-def test_a_file_appears_whole(tmp_path):
-    """Where a write fails, test_export.py shows what stays."""
-    path = tmp_path / "file"
-    with new_file(path, replaces=False) as file:
-        file.write(b"first")
-        assert not path.exists()
-    assert path.read_bytes() == b"first"
-    assert names(tmp_path) == ["file"]
 
 
 def test_a_folder_goes_at_its_end_and_no_place_for_it_is_named(tmp_path, monkeypatch):

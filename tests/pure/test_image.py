@@ -91,15 +91,6 @@ def test_an_image_is_read_as_it_was_written(found, state, words):
     assert {name: read[name].stride() for name in dense} == dense
 
 
-def test_tensors_lie_in_the_image_and_tied_ones_share_it():
-    shared = torch.arange(4.0)
-    data = written({"a": torch.ones(3, dtype=torch.bool), "b": shared, "c": shared}, None)
-    found, _ = image.read(data)
-    found["b"].zero_()
-    assert torch.equal(found["c"], torch.zeros(4)) and torch.equal(image.read(data)[0]["b"], torch.zeros(4))
-    assert found["a"].tolist() == [True] * 3
-
-
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fn, "sparse"])
 def test_a_tensor_unknown_to_the_format_is_refused_by_name(dtype):
     """Before a byte is written."""

@@ -220,21 +220,6 @@ def test_nothing_before_a_missing_checkpoint_is_restored(steps, of_another_run):
     assert built.weight[0, 0].item() == 0.5
 
 
-def test_a_state_of_other_objects_ends_the_restore():
-    """An edited recipe. The older checkpoint is not tried: its payload is gone, and nothing says
-    so. No damage is spoken of, and the way on is named.
-    """
-    store = store_with(8, 9)
-    (older,) = (name for name in store.objects if name.endswith("state.safetensors") and "008/" in name)
-    del store.objects[older]
-    words = "the checkpoint of step 9 does not fit what the recipe builds: .*size mismatch for weight"
-    with pytest.raises(StateDoesNotFit, match=words) as raised:
-        restorer(State(model=model(0.0, 3)), store=store).restore()
-    text = str(raised.value)
-    assert "--from runs/a:NAME --run-dir NEW" in text and "\n" not in text
-    assert raised.value.exit_code == 76 and "verify" not in text and "step=8" not in text
-
-
 # Another run's state, from which all ranks begin, or none.
 
 

@@ -83,6 +83,7 @@ PLACES = {
     "a pipe, whose opening would wait for ever": os.mkfifo,
     "a folder": os.mkdir,
     "a large hole": sparse,
+    "a longer file": lambda path: path.write_bytes(PRECIOUS + b"x"),
 }
 
 
