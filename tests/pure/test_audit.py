@@ -96,17 +96,11 @@ class Counting(nn.Linear):
         return super().forward(x) * (1 + 0.01 * self.calls if self.falls else 1 + (self.calls == 1))
 
 
-class Log(list):
-    """Keeps the events that rank 0 records."""
-
-    record = list.append
-
-
 def fails(member, kind):
     """What a rank raises at the first audit, and what rank 0 records."""
     dataset = Noisy(own_draw=np.random.default_rng(0)) if kind == "generator" else None
-    net, log = seeded(Counting if kind == "counter" else lambda: nn.Linear(6, CLASSES)), Log()
-    optimizer, coming = begun(member, net, dataset=dataset, log=log)
+    net, log = seeded(Counting if kind == "counter" else lambda: nn.Linear(6, CLASSES)), []
+    optimizer, coming = begun(member, net, dataset=dataset, log=SimpleNamespace(record=log.append))
     for step in coming:
         try:
             if kind == "own sum":

@@ -54,9 +54,12 @@ def next_token(net, batch, end=8):
 
 @recipe()
 def every_dtype():
-    """Parameters of bfloat16, float16, float64 and complex64, and one without dimensions."""
+    """Parameters of bfloat16, float16, float64 and complex64, one without dimensions and one
+    without elements.
+    """
     low, half, wide = (perceptron().to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64))
     low.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))
+    half.none = nn.Parameter(torch.ones(0, dtype=torch.float16))
     wide.wave = nn.Parameter(torch.randn(CLASSES, dtype=torch.complex64))
     wide.register_buffer("carrier", torch.randn(CLASSES, dtype=torch.complex64))
     optimizers = {
@@ -68,7 +71,7 @@ def every_dtype():
     def loss(batch):
         x, y = batch.data
         waves = wide(x.double()) * wide.wave * wide.carrier
-        found = low(x.bfloat16()) * low.scale, half(x.half()), waves.abs()
+        found = low(x.bfloat16()) * low.scale, half(x.half()) + half.none.sum(), waves.abs()
         return sum(F.cross_entropy(one.float(), y) for one in found)
 
     def body(step):

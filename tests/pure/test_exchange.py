@@ -83,25 +83,20 @@ def test_spans_may_change_between_sums(ranks, drawn):
     assert ranks.run(world_size, sums_on_this_rank, *drawn) == [[True] * (2 * len(cuts))] * world_size
 
 
-def reduce_through_a_broken_group(member):
+def sum_through_a_broken_group(member):
     exchange = Exchange(shards=2, world_size=2, rank=member.rank, group=member.group)
-    said = []
-    for error in (RuntimeError("Connection closed by peer"), KeyError("ours")):
-        with (
-            patch("torch.distributed.all_reduce", side_effect=error),
-            pytest.raises((PeerLost, KeyError)) as raised,
-        ):
-            exchange.sum({(member.rank, 1): torch.zeros(3)}, "a test")
-        said.append(str(raised.value))
-    return said
+    broken = patch("torch.distributed.all_reduce", side_effect=RuntimeError("Connection closed by peer"))
+    with broken, pytest.raises(PeerLost) as raised:
+        exchange.sum({(member.rank, 1): torch.zeros(3)}, "a test")
+    return str(raised.value)
 
 
 def test_a_collective_that_fails_blames_the_peer(ranks):
-    """gloo reports a dead peer as RuntimeError; PeerLost says during what. A bug of our own inside
-    the guarded block must surface as itself.
+    """gloo reports a dead peer as RuntimeError; PeerLost says during what. Whatever else is raised
+    stays what it is: test_worker_error.py.
     """
     lost = "another worker went away during a test: Connection closed by peer"
-    assert ranks.run(2, reduce_through_a_broken_group) == [[lost, "'ours'"]] * 2
+    assert ranks.run(2, sum_through_a_broken_group) == [lost] * 2
 
 
 @given(st.lists(st.floats(width=64) | st.integers(-(2**63), 2**63 - 1)), st.integers(1, 3))

@@ -40,29 +40,6 @@ def one_step(gradients, backward, used=()):
     gradients.assign(used)
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 16, 2**20])
-def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_bytes):
-    """Two dtypes, interleaved, one frozen, one without elements. Each element's gradient is another
-    number: a wrong offset or a wrong bucket would put it elsewhere.
-    """
-    monkeypatch.setattr(bucket_module, "BUCKET_BYTES", bucket_bytes)
-    frozen = ones(4).requires_grad_(requires_grad=False)
-    wide, square = (nn.Parameter(torch.ones(2, 2, dtype=dtype)) for dtype in (torch.float64, torch.float32))
-    parameters = [ones(3), wide, frozen, square, ones(0)]
-    marks = [torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 10 * i for i, p in enumerate(parameters)]
-
-    def backward(shard):
-        products = ((p * mark).sum().double() for p, mark in zip(parameters, marks, strict=True))
-        ((shard + 1) * sum(products)).backward()
-
-    one_step(gradients_of(*parameters), backward)
-    assert frozen.grad is None
-    for parameter, mark in zip(parameters, marks, strict=True):
-        if parameter is not frozen:
-            assert parameter.grad.dtype == parameter.dtype
-            assert torch.equal(parameter.grad, mark * (SHARDS * (SHARDS + 1) // 2))
-
-
 @settings(max_examples=30)
 @given(st.lists(st.sets(st.integers(0, SHARDS - 1)), min_size=2, max_size=4))
 @example([{0}, {2}, {SHARDS - 1}, set()])

@@ -1,7 +1,6 @@
 """Every sample is trained exactly once per epoch, at every world size and after every resume."""
 
 import random
-from collections import Counter
 from functools import partial
 from math import isqrt
 
@@ -118,17 +117,6 @@ def test_an_own_order_is_trained_as_its_dumb_twin_says(data):
         assert order.position(step)[0] == epoch
         assert global_batch(order, step).tolist() == expected
         assert order.ends_epoch(step) == (step == order.steps or batches[step][0] != epoch)
-
-
-@given(st.lists(st.integers(0, SAMPLES - 1), min_size=1, max_size=60))
-def test_each_draw_of_a_sample_has_a_stream_of_its_own(samples):
-    """The twin counts; the first draw has the sample's own number, as in a permutation."""
-    order = chosen(order=lambda _epoch: samples, epochs=1, tail="pad")
-    seen, expected = Counter(), []
-    for sample in samples:
-        expected.append(sample + SAMPLES * seen[sample])
-        seen[sample] += 1
-    assert order.streams(order.of_epoch(0)).tolist() == expected
 
 
 weights_of_all = st.lists(

@@ -57,6 +57,8 @@ def test_a_victim_says_one_sentence_and_marks_its_collective():
     """gloo's words (`Connection reset`, `GLHF!`) are in the log, and not on the console."""
     with pytest.raises(PeerLost) as raised, peers_may_die("the sum"):
         raise RuntimeError(WORDS)
+    with pytest.raises(KeyError), peers_may_die("the sum"):
+        raise KeyError("an own bug stays one")
     sentence, *quoted = of_victim(raised.value).splitlines()
     assert sentence.startswith("another worker went away during the sum: this worker is a victim")
     assert quoted == [f"{QUOTED}{line}" for line in WORDS.splitlines()]

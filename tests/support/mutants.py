@@ -43,7 +43,7 @@ MUTANTS = (
     # Which samples a step trains.
     Mutant("data/random_keys.py", "ROUNDS = 8", "ROUNDS = 2", "pure/test_order.py"),
     Mutant("data/order.py", '"order", epoch', '"order", 0', "pure/test_order.py"),
-    Mutant("data/order.py", "+ self.samples * earlier_draws(of_epoch)", "", "pure/test_order.py"),
+    Mutant("data/order.py", "+ self.samples * earlier_draws(of_epoch)", "", "pure/test_loader.py"),
     # A checkpoint is whole, or is none.
     Mutant("checkpoint/commit.py", "if self._limits.is_fenced():", "if False:", "pure/test_checkpoint_commit.py"),
     Mutant("checkpoint/commit.py", "if stored_bytes != payload.size_bytes:", "if False:", "pure/test_checkpoint_commit.py"),
