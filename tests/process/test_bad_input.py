@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import fsspec
 import pytest
-from kind import PRELUDE
 
 
 @pytest.fixture
@@ -74,21 +73,3 @@ def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, m
     said = printed(2, recipes / "tiny.py", "--run-dir", "s3://bucket/run")
     assert "pip install elastic-train[s3]" in said
     assert not list(tmp_path.iterdir())
-
-
-REFUSED = """\
-for step in run.steps(run.data(samples, epochs=EPOCHS), elastic.State(model=model, optimizer=optimizer)):
-    step.mean_loss(loss_of)
-"""
-
-
-def test_a_refusal_ends_the_run_with_sentence_and_line(drill):
-    """Of a loop that a step refuses: no restart, no traceback."""
-    recipe = drill.folder / "refused.py"
-    recipe.write_text(PRELUDE + REFUSED)
-    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
-    agent.ends_with(2)
-    assert "step 2: model.0.weight has a gradient that no optimizer has used yet" in agent.output
-    assert f"  at {recipe}:{len((PRELUDE + REFUSED).splitlines())}: " in agent.output
-    assert "Traceback" not in agent.output
-    assert [event["generation"] for event in drill.events("generation_started")] == [1]

@@ -54,6 +54,7 @@ def test_a_misfit_is_named_and_what_was_in_memory_is_saved(edited, drill, undist
     assert "does not fit what the recipe builds: model does not take it" in agent.output
     assert "size mismatch for 0.weight" in agent.output
     assert "Put the recipe back and give the same command" in agent.output
+    assert f"--from {drill.run.url}:NAME --run-dir NEW" in agent.output
     assert drill.inspects("verify", drill.run.url)[0] == 0
 
     drill.open(10)

@@ -135,5 +135,5 @@ def test_workers_hash_alike_and_the_job_is_recorded(drill, tmp_path):
     variables = {HASH_SEED: "1", "SLURM_JOB_ID": "14", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "gpu-7"}
     agent = drill.start("--nproc-per-node", "1", recipe=recipe, env=variables)
     agent.ends_with(0)
-    assert "SEEN 0\n" in agent.output
+    assert "SEEN 0\n" in agent.output and "PYTHONHASHSEED is 0 in every run, not 1" in agent.output
     assert drill.values("node_scheduled", "job", "array_task", "host") == [("14", 3, "gpu-7")]

@@ -120,16 +120,3 @@ def test_malloc_works_as_the_environment_says(bare, name):
     environment.set_up_malloc()
     expected = {"": environment.MALLOC, "GLIBC_TUNABLES": "4096"}.get(name)
     assert os.environ.get("GLIBC_TUNABLES") == expected
-
-
-@pytest.mark.parametrize(
-    ("found", "says"), [(None, ""), ("random", ""), ("5", "PYTHONHASHSEED is 0"), ("0", "")]
-)
-def test_all_workers_hash_strings_alike(bare, found, says):
-    """Two nodes whose shells set different hash seeds would build sets in different orders."""
-    if found is not None:
-        bare.setenv("PYTHONHASHSEED", found)
-    said = environment.fix_hashing()
-    assert said.startswith(says) and bool(said) == bool(says)
-    assert os.environ["PYTHONHASHSEED"] == "0"
-    assert environment.fix_hashing() == ""

@@ -50,15 +50,6 @@ def test_a_fault_strikes_its_own_rank_step_and_generation_only(tmp_path):
     assert struck == [(1, 1, 3, "backward"), (1, 2, 2, "restore")]
 
 
-def test_a_fault_whose_claim_cannot_be_written_is_not_injected(tmp_path, capsys):
-    """A file is where the folder of claims should be. The fault would be injected at every
-    replay.
-    """
-    (tmp_path / "faults").touch()
-    worker(tmp_path, "step 3: raise").at_step(3)("forward")
-    assert "fault not injected" in capsys.readouterr().out
-
-
 def test_each_shard_of_a_slow_rank_waits_from_its_step_on(tmp_path):
     clock = FakeClock()
     faults = worker(tmp_path, "step 2: slow 1.5s", clock=clock)

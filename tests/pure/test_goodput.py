@@ -1,12 +1,10 @@
 """Each second of a run went into a step that counts, or to something that has a name."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from logged import logged, started, step
 
 from elastic.observe import goodput
-from elastic.observe.generations import generations, left_as_planned
+from elastic.observe.generations import generations
 from elastic.observe.step_columns import columns_of
 
 CAUSES = ("failure", "node lost", "node joined", "node left", "resume")
@@ -52,44 +50,3 @@ def test_time_goes_to_what_took_it(later, lines, now_s, useful_paused_s, badput_
     assert ((found.useful_s, found.paused_s), found.badput_s) == (useful_paused_s, badput_s)
     whole_s = useful_paused_s[0] + sum(badput_s.values())
     assert found.goodput == pytest.approx(useful_paused_s[0] / whole_s)
-
-
-@st.composite
-def histories(draw):
-    """Of one clock: each generation trains some steps, or none, and some are stopped."""
-    durations = st.floats(0.0, 5.0)
-    now, number, events, lines = draw(durations), 0, [], []
-    for generation in range(1, draw(st.integers(1, 6)) + 1):
-        events.append(started(now, generation, "start" if generation == 1 else draw(st.sampled_from(CAUSES))))
-        for _ in range(draw(st.integers(0, 3))):
-            number, seconds = number + 1, draw(durations)
-            now += draw(durations) + seconds
-            lines.append(step(number, now, generation, seconds))
-        now += draw(durations)
-        if draw(st.booleans()):
-            nodes = draw(st.sampled_from([["n1", "n2"], ["n2"]]))
-            events += [logged("run_interrupted", now, generation, node, step=number) for node in nodes]
-        now += draw(durations)
-    return events, lines
-
-
-@given(histories())
-def test_the_parts_add_up_to_the_whole(history):
-    events, lines = history
-    found = time_spent(events, lines)
-    assert sum(found.badput_s.values()) + found.useful_s == pytest.approx(found.wall_s, abs=1e-6)
-    starts = [each for each in events if each.event.name == "generation_started"]
-    lefts = [
-        left_as_planned([each for each in events if each.generation == start.generation], start)
-        for start in starts
-    ]
-    pauses_s = sum(
-        after.time - stop.time
-        for stop, after in zip(lefts, starts[1:], strict=False)
-        if stop is not None and after.event.cause == "resume"
-    )
-    last_s = max(each.time for each in [*events, *lines[-1:]])
-    assert found.paused_s == pytest.approx(pauses_s)
-    assert found.wall_s == pytest.approx(last_s - starts[0].time - pauses_s)
-    waits_s = 7.0 if lefts[-1] is None else 0.0
-    assert time_spent(events, lines, last_s + 7.0).wall_s == pytest.approx(found.wall_s + waits_s)

@@ -12,8 +12,7 @@ from torch.distributed.elastic import rendezvous
 from elastic.errors import UsageError
 from elastic.rendezvous import torchrun, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.group import Group, Node, RunEnd, RunKey, WorkerFailure
+from elastic.rendezvous.group import Group, Node, RunEnd, RunKey
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.store_socket import StoreSockets
@@ -29,12 +28,6 @@ SHORT_S = 0.05  # a keep-alive with a heartbeat every 10 ms
 
 def never():
     return False
-
-
-def joined(*nodes):
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        infos = [*pool.map(ElasticRendezvous.next_rendezvous, nodes)]
-    return infos, [node.generation for node in nodes]
 
 
 class FaultyBackend(MemoryBackend):
@@ -132,36 +125,21 @@ def test_an_unreachable_backend_ends_the_wait_after_the_timeout(lone):
     assert ALONE.timeout_s <= clock.now - began_s < ALONE.timeout_s + 2.0
 
 
-def test_two_nodes_form_close_and_form_again_under_torch(tmp_path, lone):
-    """One reports a failure, and both join again; each generation has a fresh store, which both
-    reach. One finishes and leaves; the launcher ends the run, and a third node comes too late.
-    """
+def handler_of(lone, backend, *endpoints, **node):
+    """A node that names these as the stores of its first generations, and then serves its own."""
+    left, sockets = list(endpoints), StoreSockets("127.0.0.1")
+    rendezvous = lone(backend, open_endpoint=lambda: left.pop(0) if left else sockets.open(), **node)
+    return ElasticRendezvous(rendezvous, sockets, run_id="r")
 
-    def under_torch(name, nproc):
-        sockets, backend = StoreSockets("127.0.0.1"), DirectoryBackend(tmp_path / "rendezvous")
-        node = lone(backend, name, nproc, policy=PAIR, open_endpoint=sockets.open)
-        return ElasticRendezvous(node, sockets, run_id="r")
 
-    a, b = under_torch("a", 2), under_torch("b", 3)
-    infos, first = joined(a, b)
+def test_a_launcher_ends_the_run_also_for_who_comes_too_late(lone):
+    """Of two nodes one has finished and left, which is a reason to restart, and no end."""
+    backend = MemoryBackend()
+    a, b, late = (handler_of(lone, backend, name=name, policy=PAIR) for name in "abc")
+    with ThreadPoolExecutor(2) as pool:
+        infos = [*pool.map(ElasticRendezvous.next_rendezvous, (a, b))]
     assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
-    assert {(each.number, each.world_size, each.cause) for each in first} == {(1, 5, "start")}
-    leader = min(first, key=lambda each: each.rank_of_node)
-    assert {each.members for each in first} == {leader.members} and leader.base_rank == 0
-    assert max(each.base_rank for each in first) == leader.members[0].nproc
-    infos[0].store.set("key", "old")
-    assert infos[1].store.get("key") == b"old"
     assert a.num_nodes_waiting() == 0
-    failure = WorkerFailure(node="b", rank=4, message="boom", traceback="tb")
-    b._rendezvous.close(transitions.FAILURE, step=3, counts=True, failure=failure)
-    watch = a._rendezvous.watch()
-    assert not watch.open and not watch.fenced
-    assert (watch.cause, watch.failure) == (transitions.FAILURE, failure)
-    infos, second = joined(a, b)
-    assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
-    assert not infos[0].store.check(["key"]) and not infos[1].store.check(["key"])
-    assert [each.rank_of_node for each in second] == [each.rank_of_node for each in first]
-    assert {(each.number, each.restarts, each.cause) for each in second} == {(2, 1, transitions.FAILURE)}
     a._rendezvous.done()
     assert b._rendezvous.watch().open
     a.shutdown()
@@ -169,14 +147,7 @@ def test_two_nodes_form_close_and_form_again_under_torch(tmp_path, lone):
     b.set_closed()
     assert b.is_closed()
     with pytest.raises(rendezvous.RendezvousClosedError):
-        under_torch("c", 1).next_rendezvous()
-
-
-def handler_of(lone, backend, *endpoints):
-    """A node that names these as the stores of its first generations, and then serves its own."""
-    left, sockets = list(endpoints), StoreSockets("127.0.0.1")
-    rendezvous = lone(backend, open_endpoint=lambda: left.pop(0) if left else sockets.open())
-    return ElasticRendezvous(rendezvous, sockets, run_id="r")
+        late.next_rendezvous()
 
 
 def test_a_place_that_fails_with_a_store_ends_no_agent(lone):
