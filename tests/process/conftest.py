@@ -144,6 +144,13 @@ class Drill(Gates):
         """Two agents whose first generation has both, however late the second one comes."""
         return [self.start("--max-nodes", "2", "--last-call", "10min", *options, env=env) for _ in range(2)]
 
+    def start_before(self, step: int | str, *options: str, ranks: int = 1, **how: Any) -> Agent:
+        """Start an agent, and wait until all ranks stand before this step."""
+        self.shut(step)
+        agent = self.start(*options, **how)
+        self.stands(step, ranks)
+        return agent
+
     def start_script(self, script: Path, *words: str, env: dict[str, str] | None = None) -> Agent:
         """Fork `python SCRIPT WORDS`."""
         return self.command(list(words), {"DRILL_SCRIPT": str(script)} | (env or {}))

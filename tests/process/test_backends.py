@@ -13,11 +13,10 @@ def test_etcd_that_lost_its_data_costs_no_step(drill, undisturbed, own_etcd):
     leave loses nothing.
     """
     servers = own_etcd()
-    drill.shut(6, 13)
+    drill.shut(13)
     where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints, "--max-nodes", "2")
     where += ("--last-call", "0s", "--grace", "14s")
-    agent = drill.start(*where)
-    drill.stands(6, ranks=1)
+    agent = drill.start_before(6, *where)
     servers.kill(0)
     drill.waits_for(lambda: "training goes on" in agent.output, "the loss being said")
     servers.wipe(0)

@@ -13,9 +13,7 @@ def test_workers_that_do_not_drain_are_killed_and_committed(drill, undisturbed):
     request. The step before it has a snapshot, as in each epoch.
     """
     command, env = ("--save-every", "1000steps", "--grace", "8s"), {"TINY_EVALUATE": "1"}
-    drill.shut("evaluation-8")
-    agent = drill.start(*command, env=env)
-    drill.stands("evaluation-8", ranks=1)
+    agent = drill.start_before("evaluation-8", *command, env=env)
     agent.signal(signal.SIGTERM)
     agent.ends_with(75)
     assert "step 7 is saved" in agent.output.splitlines()[-1]

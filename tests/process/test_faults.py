@@ -116,9 +116,9 @@ def test_a_recipe_that_raises_ends_the_run_traceback_last(drill, undisturbed):
     for the cause. The second failure in a row is one too many. Then the recipe is mended.
     """
     raising = "--snapshot-every", "1", "--max-restarts", "1"
-    drill.shut(6)
-    agent = drill.start(*TWO, *raising, env={"TINY_RAISE": "6 1"})
-    drill.stands(6, ranks=2)  # by now rank 0 has copied the state of step 5
+    agent = drill.start_before(
+        6, *TWO, *raising, ranks=2, env={"TINY_RAISE": "6 1"}
+    )  # by now rank 0 has copied the state of step 5
     drill.open(6)
     agent.ends_with(1)
 

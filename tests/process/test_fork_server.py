@@ -74,9 +74,8 @@ match sys.argv[1]:
             signal.pause()
         print(child, flush=True)
         os._exit(0)
-    case "stand" | "stand-alone":
-        child = os.fork() if sys.argv[1] == "stand" else os.getpid()
-        if child:
+    case "stand":
+        if child := os.fork():
             print(os.getpid(), child, flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
@@ -93,7 +92,6 @@ class Node:
         self.recipe.write_text(RECIPE)
         self.is_beside("VALUE = 1")
         self.reported: list[str] = []
-        self.logs = 0
         self.spawner = Spawner(self.reported.append)
         self.spawns = Spawner(self.reported.append, modules=None)
 
@@ -120,35 +118,28 @@ class Node:
             assert not before
             return process.poll(), printed
 
-    def workers(self, *arguments: str, size: int = 1) -> NodeWorkers:
-        self.logs += 1
+    def stand(self) -> tuple[NodeWorkers, list[int]]:
+        """Two workers that ignore SIGTERM and have a child each; returns all their pids once they
+        have started.
+        """
+        logs = [self.folder / f"rank{rank}.log" for rank in range(2)]
         starts = [
             WorkerStart(
                 rank=rank,
                 local_rank=rank,
-                request=self.request(*arguments, env={"RANK": str(rank)}),
+                request=self.request("stand", env={"RANK": str(rank)}),
                 assignment={},
-                log=self.folder / f"logs-{self.logs}" / f"rank{rank}.log",
+                log=log,
             )
-            for rank in range(size)
+            for rank, log in enumerate(logs)
         ]
         page, settings = SimpleNamespace(open_step=lambda _: None), SimpleNamespace(imports_library=True)
         ignored = {name: lambda *_: None for name in ("record", "follow", "print_line")}
         quiet = dict.fromkeys(
             ("log", "console", "clock"), SimpleNamespace(monotonic=time.monotonic, **ignored)
         )
-        return NodeWorkers(
-            starts,
-            SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet),
-            lambda _: None,
-        )
-
-    def stand(self, size: int) -> tuple[NodeWorkers, list[int]]:
-        """Workers that ignore SIGTERM and have a child each; returns all their pids once they have
-        started.
-        """
-        workers = self.workers("stand", size=size)
-        logs = [self.folder / f"logs-{self.logs}" / f"rank{rank}.log" for rank in range(size)]
+        parts = SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet)
+        workers = NodeWorkers(starts, parts, lambda _: None)
         while not all(log.read_text().count("\n") == 2 for log in logs):
             workers.wait(0.02)
             assert not workers.poll(), [log.read_text() for log in logs]
@@ -256,7 +247,7 @@ def test_workers_die_with_their_fork_server_and_get_another(node):
     """
     for number in stop_signals.ALL:
         os.kill(node.spawner._server.pid, number)
-    workers, pids = node.stand(2)
+    workers, pids = node.stand()
     first = node.spawner._server.pid
     os.kill(first, signal.SIGKILL)
     workers.wait(FOR_EVER_S)
@@ -270,27 +261,6 @@ def test_workers_die_with_their_fork_server_and_get_another(node):
     assert node.spawner._server.pid != first
     assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     assert node.reported == ["the fork server died; another one is started"]
-
-
-def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
-    """Rank 1 of three gets SIGKILL.
-
-    Then all are killed, with the children that they forked, though they ignore SIGTERM.
-    """
-    workers, pids = node.stand(3)
-    os.kill(workers.pid(1), signal.SIGKILL)
-    workers.wait(FOR_EVER_S)
-    assert workers.poll()
-    assert list(workers.exits) == [1]
-    workers.terminate(0.0, lambda: False)
-    workers.kill(None)
-    assert {rank: each.code for rank, each in workers.exits.items()} == dict.fromkeys(
-        (1, 0, 2), -signal.SIGKILL
-    )
-    assert workers.killed == {0, 2}
-    for pid in pids:
-        dies(pid)
-    assert not node.reported
 
 
 def test_a_worker_that_exits_takes_its_session_with_it(node):

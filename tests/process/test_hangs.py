@@ -27,9 +27,7 @@ def test_a_stopped_worker_is_blamed_not_the_one_that_waits(drill, undisturbed):
     """Rank 1 gets SIGSTOP while both stand before step 10; rank 0 goes on into the step and waits
     there.
     """
-    drill.shut(10)
-    agent = drill.start("--nproc-per-node", "2", "--hang-timeout", "5")
-    drill.stands(10, ranks=2)
+    agent = drill.start_before(10, "--nproc-per-node", "2", "--hang-timeout", "5", ranks=2)
     os.kill(drill.pid_of_rank(1, generation=1), signal.SIGSTOP)
     drill.open(10)
     drill.ends_like(undisturbed, agent)

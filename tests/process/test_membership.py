@@ -12,9 +12,8 @@ def test_a_second_terminal_joins_and_the_first_one_leaves(drill, undisturbed):
     save is due by itself.
     """
     kept = ("--snapshot-every", "1", "--save-every", "1000steps", "--rehearse", "1000", "--audit", "off")
-    drill.shut(6, 13)
-    first = drill.start(*GROUP, *kept)
-    drill.stands(6, ranks=1)
+    drill.shut(13)
+    first = drill.start_before(6, *GROUP, *kept)
     second = drill.start(*GROUP, *kept, "--nproc-per-node", "2")
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(6)
@@ -36,9 +35,7 @@ def test_a_rendezvous_folder_emptied_in_training_is_restored(drill, undisturbed)
     def is_restored():
         drill.waits_for(lambda: list(drill.run.rendezvous.glob("state-*")), "the group's state")
 
-    drill.shut(10)
-    first = drill.start(*GROUP)
-    drill.stands(10, ranks=1)
+    first = drill.start_before(10, *GROUP)
     for path in drill.run.rendezvous.iterdir():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     is_restored()
@@ -56,9 +53,7 @@ def test_a_rendezvous_folder_emptied_in_training_is_restored(drill, undisturbed)
 
 def test_a_moved_run_directory_stops_nothing(drill, undisturbed):
     """It is renamed in step 6, and the last state is saved under the old name."""
-    drill.shut(6)
-    agent = drill.start(*GROUP)
-    drill.stands(6, ranks=1)
+    agent = drill.start_before(6, *GROUP)
     drill.run.local.rename(drill.folder / "moved")
     drill.open(6)
     agent.ends_with(0)

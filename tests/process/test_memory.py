@@ -33,9 +33,8 @@ def test_a_joining_node_gets_the_state_and_survives_its_source(drill, undisturbe
     generation's store. Only its silence tells.
     """
     group = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
-    drill.shut(6, 13)
-    first = drill.start(*group, "--faults", "step 12 node 0: kill")
-    drill.stands(6, ranks=1)
+    drill.shut(13)
+    first = drill.start_before(6, *group, "--faults", "step 12 node 0: kill")
     second = drill.start(*group)
     drill.happens("drain_requested", reason="a node is waiting to join")
     drill.open(6)

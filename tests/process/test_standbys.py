@@ -153,9 +153,7 @@ def test_a_standby_of_an_older_text_is_not_used(drill, starts):
 
 def test_a_spare_node_starts_with_its_standby(drill, undisturbed):
     """The group is full. Its node is killed, and the spare one has run the script."""
-    drill.shut(6)
-    first = drill.start(*ONE, "--max-nodes", "1")
-    drill.stands(6, ranks=1)
+    first = drill.start_before(6, *ONE, "--max-nodes", "1")
     spare = drill.start(*ONE, "--max-nodes", "1")
     are_ready(drill, 2)
     drill.happens("checkpoint_committed", step=4)

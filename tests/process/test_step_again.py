@@ -45,18 +45,6 @@ def recipe(tmp_path):
     return write
 
 
-def test_a_rehearsed_run_has_the_bits_of_an_undisturbed_one(drill, undisturbed):
-    agent = drill.start(*TWICE, "--nproc-per-node", "2")
-    drill.ends_like(undisturbed, agent)
-    assert drill.values("rehearsed", "step", "verdict") == [(10, "alike"), (20, "alike")]
-    assert agent.output.count("same bits") == 2
-    assert not any(line.startswith("generation 2") for line in agent.output.splitlines())
-    code, report = drill.inspects("report", drill.run.url)
-    assert (code, report["lost_steps"], report["recoveries"]) == (0, 0, [])
-    assert report["audits"] == {"done": 0, "failed": 0}
-    assert (report["rehearsals"]["count"], report["rehearsals"]["alike"]) == (2, 2)
-
-
 def test_a_recipe_that_a_restart_changes_is_stopped(drill, recipe):
     agent = drill.start(*REHEARSE, "--nproc-per-node", "2", recipe=recipe(HIDDEN))
     agent.ends_with(1)
@@ -95,9 +83,8 @@ def test_a_death_or_a_leave_in_a_rehearsal_costs_no_step(drill, undisturbed):
     """A worker is killed in the step that is done again: an ordinary restart. In the next rehearsal
     its node is to leave.
     """
-    drill.shut("meet-2", "meet-4")
-    agent = drill.start(*TWICE)
-    drill.stands("meet-2", ranks=1)
+    drill.shut("meet-4")
+    agent = drill.start_before("meet-2", *TWICE)
     drill.shut(10)
     drill.open("meet-2")
     drill.waits_for((drill.gates / "at-10-rank0").exists, "the step that is done again")

@@ -52,9 +52,7 @@ def test_another_state_committed_at_a_step_ends_the_run(drill):
     """A second launch without an agent, which no fence stops, has written steps with one bit
     changed. The run ends when it saves one of them, and says what can be done.
     """
-    drill.shut(5)
-    agent = drill.start("--max-restarts", "2")
-    drill.stands(5, ranks=1)
+    agent = drill.start_before(5, "--max-restarts", "2")
     drill.happens("checkpoint_committed", step=4)  # of a slot that step 7 would write over
     store = LocalStore(drill.run.local / "checkpoints")
     (newest, *_), _ = list_commits(store, SystemClock())
@@ -147,9 +145,8 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, disk):
     options = ("--snapshot-every", "1", "--max-restarts", "2", "--run-dir", str(drill.run.local))
     env = disk.env | {"TINY_PRINT": "16"}
     drill.run = RunDir.parse(str(disk.seen))
-    drill.shut(5, 8, 14, 20)
-    agent = drill.start(*options, env=env)
-    drill.stands(5, ranks=1)
+    drill.shut(8, 14, 20)
+    agent = drill.start_before(5, *options, env=env)
     pid = drill.pid_of_rank(0, generation=1)
     drill.happens("checkpoint_committed", step=4)  # of a slot that step 7 would write over
     drill.open(5)

@@ -16,9 +16,7 @@ def generations(drill):
 
 def test_commands_that_do_not_fit_a_run_change_nothing(drill, undisturbed, recipes):
     """While one node trains: other rules, another place to meet, python alone, and --fresh."""
-    drill.shut(6)
-    first = drill.start(*GROUP)
-    drill.stands(6, ranks=1)
+    first = drill.start_before(6, *GROUP)
     alone = {"ELASTIC_RUN_DIR": drill.run.url}
     c10d = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     differ = "--min-nodes 1 there, 2 here; --max-nodes 2 there, 3 here; --keep-alive 2s there, 4s here"
@@ -44,9 +42,7 @@ def test_a_node_of_another_run_in_the_same_store_is_refused(drill, drills, undis
     a machine whose directory is not shared.
     """
     where = ("--rdzv-endpoint", str(tmp_path / "meet"))
-    drill.shut(6)
-    first = drill.start(*GROUP, *where)
-    drill.stands(6, ranks=1)
+    first = drill.start_before(6, *GROUP, *where)
     others = [drills(tmp_path / name) for name in ("other", "fresh", "machine")]
     started = [
         (others[0].start(*GROUP, *where, arguments=OTHER), "this group is training another run: tiny.py in"),
