@@ -135,9 +135,8 @@ class Node:
         ]
         page, settings = SimpleNamespace(open_step=lambda _: None), SimpleNamespace(imports_library=True)
         ignored = {name: lambda *_: None for name in ("record", "follow", "print_line")}
-        quiet = dict.fromkeys(
-            ("log", "console", "clock"), SimpleNamespace(monotonic=time.monotonic, **ignored)
-        )
+        told = SimpleNamespace(monotonic=time.monotonic, **ignored)
+        quiet = dict.fromkeys(("log", "console", "clock"), told)
         parts = SimpleNamespace(spawner=self.spawner, page=page, settings=settings, **quiet)
         workers = NodeWorkers(starts, parts, lambda _: None)
         while not all(log.read_text().count("\n") == 2 for log in logs):

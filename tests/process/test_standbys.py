@@ -165,12 +165,13 @@ def test_a_spare_node_starts_with_its_standby(drill, undisturbed):
 
 
 def test_a_rehearsal_is_done_by_standbys(drill, undisturbed):
-    """And finds the same bits."""
-    drill.shut(7)
-    agent = drill.start(*TWO, "--rehearse", "8steps")
+    """And finds the same bits. It is no recovery, and no generation that a user is told of."""
+    agent = drill.start_before(7, *TWO, "--rehearse", "8steps", ranks=2)
     are_ready(drill, 2)
     drill.open(7)
     drill.ends_like(undisturbed, agent)
     assert drill.values("rehearsed", "step", "verdict")[0] == (8, "alike")
+    report = drill.inspects("report", drill.run.url)[1]
+    assert not report["recoveries"] and "same bits" in agent.output and "\ngeneration 2" not in agent.output
     by_generation = drill.values("worker_started", "generation", "standby")
     assert [standby for generation, standby in by_generation if generation == 2] == [True, True]
