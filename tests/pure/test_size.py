@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 # Sharded state may take 1 800 lines in all, the parts of other rooms that know of it included.
-MOST_LINES = {"elastic": 21_189, "elastic/train elastic/proof": 6_247, "tests": 19_785}
-MOST_FILES = {"elastic": 215, "elastic/train elastic/proof": 53}
+MOST_LINES = {"elastic": 22_079, "elastic/train elastic/proof": 6_691, "tests": 19_777}
+MOST_FILES = {"elastic": 219, "elastic/train elastic/proof": 55}
 MOST_WORDS = 19_160  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef

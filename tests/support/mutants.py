@@ -57,7 +57,7 @@ MUTANTS = (
     # A snapshot is whole, or is none.
     Mutant("snapshot/slots.py", "self._word(slot, _LEASES) == 0 and", "", "pure/test_uploader.py"),
     Mutant("snapshot/slots.py", "seq + 1 if _is_whole(seq) else seq", "seq - 1 if _is_whole(seq) else seq", "pure/test_snapshot_slots.py"),
-    Mutant("snapshot/image.py", "-stored[name].dtype.itemsize", "stored[name].dtype.itemsize", "pure/test_image.py"),
+    Mutant("snapshot/safetensors_header.py", "-elements[name]", "elements[name]", "pure/test_image.py"),
     Mutant("snapshot/image.py", "if first != name and form.size_bytes:", "if False:", "pure/test_image.py"),
     # Who takes part.
     Mutant("rendezvous/failure_detector.py", "counter in (last.counter, NO_HEARTBEAT)", "counter == last.counter", "pure/test_rendezvous_transitions.py"),
