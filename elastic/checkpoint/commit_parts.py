@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 
 from elastic.checkpoint.commit import Committed, Write, WriteLimits, are_other_states, other_state_text
 from elastic.checkpoint.payload_check import digest_of
-from elastic.checkpoint.record import COMMIT, Hashes, Part, Save, parse, sealed, step_dir, unsealed
+from elastic.checkpoint.prune import sweep_parts
+from elastic.checkpoint.record import COMMIT, Hashes, Part, Save, parse, sealed, step_dir, sums_of, unsealed
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.storage.store import Payload, Store, StoreUnavailable, create_or_read, read_small, retrying
 from elastic.system.clock import Clock
@@ -64,6 +65,10 @@ class PartsCommit:
         named = f"{self.save} {self.of} {self.checksum} {self.has_digest}"
         attempt = f"a-{self.save.generation:06d}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
         write = Write(self.store, self.save, self.limits, self.clock, attempt)
+        if any(each.number == 0 for each in parts):
+            write.check_may_go_on()
+            with suppress(StoreFailed):  # a store that lists nothing may still take a save
+                sweep_parts(self.store, self.clock, self.save)
         own = [each for each in parts if not each.is_copy]
         self._store_all(write, own)
         own_s = self.clock.monotonic() - began_s
@@ -134,9 +139,9 @@ class PartsCommit:
             self.clock.sleep(LONGEST_POLL_S)
         parts = [self._stored(write, number) for number in range(self.of)]
         known = tuple(part for part in parts if part is not None)
-        sha256 = hashlib.sha256("".join(each.sha256 for each in known).encode()).hexdigest()
+        size_bytes, sha256 = sums_of(known)
         hashes = Hashes(digest="", sha256=sha256, checksum=self.checksum)
-        record = write.record(hashes, sum(each.size_bytes for each in known), known)
+        record = write.record(hashes, size_bytes, known)
         self.reached("before-commit")
         if (other := write.other()) is not None:
             if are_other_states(other, record):

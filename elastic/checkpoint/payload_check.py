@@ -34,8 +34,9 @@ def check_state(
     would not accept; StoreFailed.
     """
     placed: list[Callable[[int, memoryview], object]] = []
-    if keeps is not None:
-        whole = reading(partial(join, store, record), clock)
+    has_to_join = keeps is not None or record.parts
+    whole = reading(partial(join, store, record), clock) if has_to_join else None
+    if keeps is not None and whole is not None:
         keep = keeps(safetensors_header.parse(whole.head, whole.size_bytes))
         placed = [partial(_keep_placed, whole.places(number), keep) for number in range(len(record.payloads))]
     for number, stored in enumerate(record.payloads):

@@ -9,9 +9,10 @@ listing alone. That may be an old record without its payload, where a late write
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 from elastic.checkpoint.catalog import records_in
-from elastic.checkpoint.record import COMMIT, CommitRecord, parse_name
+from elastic.checkpoint.record import COMMIT, CommitRecord, Save, is_of_part, parse_name
 from elastic.errors import Fenced
 from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
@@ -72,6 +73,28 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
     # for the last time. Where it creates one after this, it finds the payload gone.
     for folder in sorted({folder for folder, _ in swept}):
         delete(f"{folder}/{COMMIT}")
+
+
+def sweep_parts(store: Store, clock: Clock, save: Save) -> None:
+    """Delete what failed saves of this generation have left of parts at earlier steps.
+
+    One save is under way at a time, so that no node waits for them; one that comes late finds them
+    gone, as above. Raises StoreFailed.
+    """
+    found = [(at, each.name) for each in reading(store.list, clock) if (at := parse_name(each.name))]
+    committed = {at.folder for at, _ in found if at.is_record}
+    swept = [
+        (at.folder, name)
+        for at, name in found
+        if at.step < save.step
+        and at.generation == save.generation
+        and at.folder not in committed
+        and is_of_part(name)
+    ]
+    for _, name in swept:
+        reading(partial(store.delete, name), clock)
+    for folder in sorted({folder for folder, _ in swept}):
+        reading(partial(store.delete, f"{folder}/{COMMIT}"), clock)
 
 
 def may_count(

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -144,9 +145,18 @@ def parse(data: bytes) -> CommitRecord:
             " resume with that version, or take another --run-dir"
         )
     try:
-        return decode(CommitRecord, {"parts": [], **body}, what="the commit record")
+        found = decode(CommitRecord, {"parts": [], **body}, what="the commit record")
     except ValueError as error:
         raise CheckpointDamaged(str(error)) from error
+    if found.parts and (found.size_bytes, found.sha256) != sums_of(found.parts):
+        raise CheckpointDamaged("the commit record names other parts than it was made for")
+    return found
+
+
+def sums_of(parts: Sequence[Part]) -> tuple[int, str]:
+    """The size in bytes and the sha256 of a state in these parts."""
+    sha256 = hashlib.sha256("".join(each.sha256 for each in parts).encode()).hexdigest()
+    return sum(each.size_bytes for each in parts), sha256
 
 
 def sealed(body: dict[str, Any]) -> bytes:
@@ -198,6 +208,10 @@ def parse_name(name: str) -> StoredName | None:
         return None
     folder, step, generation, inner = found.groups()
     return StoredName(step=int(step), folder=folder, generation=int(generation), is_record=inner == COMMIT)
+
+
+def is_of_part(name: str) -> bool:
+    return name.rpartition("/")[2].startswith("part-")
 
 
 def _checksum(body: dict[str, Any]) -> str:

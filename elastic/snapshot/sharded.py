@@ -62,6 +62,12 @@ def own_rows(rows: int, like: Any) -> range:
     return chunk(rows, like.device_mesh.get_local_rank(), like.device_mesh.size())
 
 
+def is_cut_by_rows(tensor: Any) -> bool:
+    """Whether each rank holds the rows that torch.chunk gives it; a view may be cut otherwise."""
+    (placement,) = tensor.placements
+    return placement.is_shard(0) and len(local(tensor)) == len(own_rows(tensor.shape[0], tensor))
+
+
 @torch.no_grad()
 def of_rows(own: Tensor, like: Any, shape: Sequence[int]) -> Tensor:
     """A sharded tensor of this shape, cut as `like` is, of this rank's rows, in their memory.

@@ -1,6 +1,7 @@
 """A state in parts is the whole state, wherever its parts are, and half of one is none."""
 
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -17,7 +18,7 @@ from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits
 from elastic.checkpoint.commit_parts import OfferedPart, PartsCommit
 from elastic.checkpoint.payload_check import check_state, digest_of
-from elastic.checkpoint.record import Save
+from elastic.checkpoint.record import Save, parse
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.snapshot import image, safetensors_header
 from elastic.snapshot.division import CUT, joined
@@ -180,10 +181,10 @@ def test_any_one_node_may_go_where_there_are_copies(sizes, copies):
 PARTS = cut({f"m.{number}": torch.arange(9.0) + number for number in range(4)}, ["m.0", "m.3"], 3)
 
 
-def commit(store, *, own, copies=(), has_digest=False, images=PARTS):
+def commit(store, *, own, copies=(), has_digest=False, images=PARTS, step=7):
     """As the uploader of one of the nodes, with time that waits for nobody."""
     clock = FakeClock()
-    save = Save(run_id="r", step=7, generation=1)
+    save = Save(run_id="r", step=step, generation=1)
     limits = WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False)
     parts_commit = PartsCommit(
         store=store,
@@ -262,3 +263,21 @@ def test_parts_of_two_states_do_not_join():
     others = cut({f"m.{number}": torch.arange(8.0) for number in range(4)}, ["m.0"], 3)
     with pytest.raises(CheckpointDamaged, match="part 1 is that of another state"):
         joined([safetensors_header.parse(each) for each in (PARTS[0], others[1], PARTS[2])])
+
+
+def test_parts_of_a_failed_save_make_room_for_the_next():
+    store = FakeStore()
+    for number in (0, 1):
+        with suppress(StoreFailed):
+            commit(store, own=[number])
+    assert sum(name.endswith(".safetensors") for name in store.objects) == 2
+    commit(store, own=[0, 1, 2], step=8)
+    assert {name.split("/")[0] for name in store.objects} == {f"{8:012d}"}
+
+
+def test_a_record_of_other_parts_is_damage():
+    store = FakeStore()
+    record = commit(store, own=[0, 1, 2]).record
+    for parts in (record.parts[:2], record.parts[::-1]):
+        with pytest.raises(CheckpointDamaged, match="names other parts"):
+            parse(replace(record, parts=parts).to_json())

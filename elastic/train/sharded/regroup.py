@@ -74,6 +74,8 @@ def regroup(
             if regrouping is None:
                 head = _head_of_first(groups, holders[0], held.get(0))
                 regrouping = _Regrouping(groups, state, head)
+            if regrouping.division.of != len(holders):
+                raise CheckpointDamaged(f"expected {regrouping.division.of} parts, found {len(holders)}")
             regrouping.division.check({n: header for n, (header, _) in held.items()}, regrouping.document)
         except CheckpointDamaged as error:
             problem = str(error)

@@ -37,7 +37,7 @@ from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.division import CUT, Division
 from elastic.snapshot.image import tensor_bytes, words_there
-from elastic.snapshot.sharded import is_sharded, local, row_words, whole
+from elastic.snapshot.sharded import is_cut_by_rows, is_sharded, local, row_words, whole
 from elastic.train.state.values import Values
 
 BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
@@ -252,6 +252,11 @@ def _tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], has_propertie
         raise StateNotSavable(
             f"state entry {path}: expected a dense tensor of its own, found one {'without values' if tensor.is_meta else found}; "
             "detach or convert it in state_dict, or leave a constant one out, as register_buffer(..., persistent=False) does"
+        )
+    if is_sharded(tensor) and not is_cut_by_rows(tensor):
+        raise StateNotSavable(
+            f"state entry {path}: expected a sharded tensor cut by rows as its module's parameters are, found a view or a part of one; "
+            "keep x.full_tensor()"
         )
     while path in tensors:
         path += "'"
