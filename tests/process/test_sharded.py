@@ -85,32 +85,12 @@ def test_another_number_of_workers_resumes_a_checkpoint(drill, starts, replicate
 @pytest.mark.parametrize(("copies", "restored"), [("2", (12, "snapshot")), ("1", (10, "checkpoint"))])
 def test_a_node_dies_with_the_parts_of_its_ranks(drill, starts, replicated, copies, restored):
     """That of rank 0. The other one has copies, or not."""
-    options = (
-        "--nproc-per-node",
-        "2",
-        "--max-nodes",
-        "2",
-        "--snapshot-copies",
-        copies,
-        "--save-every",
-        "5steps",
+    group = (
+        "--nproc-per-node 2 --max-nodes 2 --save-every 5steps --last-call 5s --rehearse off --snapshot-copies"
     )
+    faults = "--faults", "step 12 node 0: kill"
     drill.shut(11)
-    first, second = (
-        starts(
-            *options,
-            *EVERY_STEP,
-            "--last-call",
-            "5s",
-            "--min-nodes",
-            "1",
-            "--rehearse",
-            "off",
-            "--faults",
-            "step 12 node 0: kill",
-        )
-        for _ in range(2)
-    )
+    first, second = (starts(*group.split(), copies, *EVERY_STEP, *faults) for _ in range(2))
     drill.stands(11, ranks=4)
     drill.waits_for(lambda: drill.is_committed(10), "a checkpoint")
     drill.open(11)

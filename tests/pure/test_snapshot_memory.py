@@ -17,7 +17,7 @@ from elastic.train.state.flat import FlatState
 from elastic.train.state.snapshotting import AgentSlots, Snapshotting
 
 STATE_BYTES = 1 << 20
-HEADERS_BYTES = 1 << 16  # more than a page for the memory and one for each slot
+HEADERS_BYTES = 1 << 17  # more than those of the memory and of one slot
 
 
 class Node:

@@ -66,7 +66,7 @@ def requests_of(parts: LoopParts, saving: Saving, number: int, last_step: int) -
     output, page, checkpointing = parts.output, parts.page, saving.checkpointing
     drain = page.drain or (parts.trace is not None and parts.trace.drains(number))
     at_once = drain and page.drains_at_once
-    if checkpointing is not None:
+    if output is None and checkpointing is not None:  # nothing below asks for it
         checkpointing.receive_result()
     if output is None or checkpointing is None or number == last_step:
         return Requests(drain=drain, snapshot=False, save=False, at_once=at_once)
