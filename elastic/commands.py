@@ -207,7 +207,7 @@ def clean(words: _Words) -> int:
 
 
 def export(words: _Words) -> int:
-    """The weights of a committed step, as .pth or .pt [--entry model]."""
+    """The weights of a committed step, as .safetensors, .pth or .pt [--entry model]."""
     from elastic.report.export import export
 
     with _looking():

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from elastic.checkpoint.catalog import list_commits
-from elastic.checkpoint.payload_check import check_state
+from elastic.checkpoint.payload_check import check_state, digest_of
 from elastic.checkpoint.record import (
     FORMAT,
     CommitRecord,
@@ -109,7 +109,8 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
         write.drop(name)
     reached("after-commit")
     found = record if other is None else other
-    difference = other_state_text(found) if are_other_states(found, record) else ""
+    is_other = other is not None and are_other_states(other, record, store, clock)
+    difference = other_state_text(found) if is_other else ""
     return Committed(record=found, is_ours=other is None, difference=difference)
 
 
@@ -233,11 +234,11 @@ class Write:
                 self._store.delete(name)
 
 
-def are_other_states(a: CommitRecord, b: CommitRecord) -> bool:
-    """Of one step, as far as their records can tell."""
+def are_other_states(a: CommitRecord, b: CommitRecord, store: Store, clock: Clock) -> bool:
+    """Whether two saves of one step differ. Raises CheckpointDamaged, StoreFailed."""
     if a.parts and b.parts:
         return a.checksum != b.checksum
-    return bool(a.digest and b.digest) and a.digest != b.digest
+    return digest_of(store, a, clock) != digest_of(store, b, clock)
 
 
 def other_state_text(found: CommitRecord) -> str:

@@ -144,7 +144,7 @@ class PartsCommit:
         record = write.record(hashes, size_bytes, known)
         self.reached("before-commit")
         if (other := write.other()) is not None:
-            if are_other_states(other, record):
+            if are_other_states(other, record, self.store, self.clock):
                 return Committed(record=other, is_ours=False, difference=other_state_text(other))
             if other.digest or not self.has_digest:
                 return Committed(record=other, is_ours=False, difference="")

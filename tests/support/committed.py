@@ -28,7 +28,7 @@ def commit_in(folder: Path, ours: Identity, step: int, state: State) -> CommitRe
 
 def damage(folder: Path, step: int) -> None:
     """Change one bit of the payload of this step."""
-    (payload,) = folder.glob(f"checkpoints/{step:012d}/*/state.safetensors")
+    payload = max(folder.glob(f"checkpoints/{step:012d}/*/*.safetensors"))
     data = bytearray(payload.read_bytes())
     data[-1] ^= 1
     payload.write_bytes(data)
