@@ -1,6 +1,6 @@
 """What a checkpoint costs beside plain reads and writes of the same bytes, in one run.
 
-python benchmarks/saving.py [--layers 6] [--width 4096] [--turns 5] [--saves 20] [--json FILE]
+python benchmarks/saving.py [--layers 6] [--width 4096] [--turns 5] [--saves 20] [--parts]
 
 The state is that of an MLP with Adam (6 layers of 4096 x 4096: 1.2 GB). In each turn:
 
@@ -148,7 +148,7 @@ class Bench:
                 times.append(timed(call))
             found[f"verify{suffix}"] = (times[0], times[2])
             found[f"read{suffix}"] = (times[1], times[3] if suffix else times[2])
-        found["save in parts"] = self._save_in_parts(step)
+        found["save in parts"] = self.save_in_parts(step)
         return found
 
     def beside_training(self, step: int) -> tuple[float, float]:
@@ -184,7 +184,7 @@ class Bench:
         self.window = began_s, ended_s
         return ended_s - began_s
 
-    def _save_in_parts(self, step: int) -> tuple[float, float]:
+    def save_in_parts(self, step: int) -> tuple[float, float]:
         """Seconds, and those of processes that write the same bytes."""
         offers = []
         shutil.rmtree(self.folder / "run" / "checkpoints", ignore_errors=True)
@@ -283,6 +283,8 @@ def measured(args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         bench = Bench(Path(name), state(args.layers, args.width))
         try:
+            if args.parts:
+                return {"save in parts": [bench.save_in_parts(1 + turn) for turn in range(args.turns)]}
             for number in range(1, args.turns + 1):
                 for each, pair in bench.turn(number).items():
                     found[each].append(pair)
@@ -310,6 +312,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--saves", type=int, default=20, help="beside training, after the turns")
+    parser.add_argument("--parts", action="store_true", help="only saves in parts, on a disk at rest")
     parser.add_argument("--folder", help="on the disk to be measured; the temporary directory if not given")
     parser.add_argument("--json", type=Path, help="write all seconds there")
     args = parser.parse_args()

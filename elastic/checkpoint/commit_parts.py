@@ -123,7 +123,7 @@ class PartsCommit:
                 break
             write.check_may_go_on()
             self.clock.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
+            pause_s = min(1.1 * pause_s, LONGEST_POLL_S)
         return missing
 
     def _committed(self, write: Write, *, is_first: bool) -> Committed:
