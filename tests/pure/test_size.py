@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Sharded state may take 1 800 lines in all, the parts of other rooms that know of it included.
 MOST_LINES = {"elastic": 22_121, "elastic/train elastic/proof": 6_698, "tests": 19_771}
 MOST_FILES = {"elastic": 219, "elastic/train elastic/proof": 55}
-MOST_WORDS = 19_160  # of README and docs, without decisions and the table that `make proof` makes
+MOST_WORDS = 19_152  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test
 _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
