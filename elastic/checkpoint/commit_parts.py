@@ -139,6 +139,8 @@ class PartsCommit:
             self.clock.sleep(LONGEST_POLL_S)
         parts = [self._stored(write, number) for number in range(self.of)]
         known = tuple(part for part in parts if part is not None)
+        if len(known) < self.of:  # they were there
+            raise StoreFailed("the store has answered for all parts of a save, and does not for some now")
         size_bytes, sha256 = sums_of(known)
         hashes = Hashes(digest="", sha256=sha256, checksum=self.checksum)
         record = write.record(hashes, size_bytes, known)

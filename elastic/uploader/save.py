@@ -108,7 +108,6 @@ class Saver:
             )
             for part in snapshot.images
         ]
-        reached = partial(self._reached, offer.step)
         if info.parts:
             parts_commit = PartsCommit(
                 store=self.store,
@@ -118,7 +117,7 @@ class Saver:
                 has_digest=offer.wants_digest,
                 limits=limits,
                 clock=self.clock,
-                reached=reached,
+                reached=lambda point: self.reached(point, offer.step),
             )
             return parts_commit.commit(offered)
         # Leaving it waits for the hash, also where the save fails.
@@ -129,12 +128,9 @@ class Saver:
                 save,
                 limits=limits,
                 clock=self.clock,
-                reached=reached,
+                reached=lambda point: self.reached(point, offer.step),
                 hashed=thread.submit(offered[0].hashes).result,
             )
-
-    def _reached(self, step: int, point: str) -> None:
-        self.reached(point, step)
 
     def _check_run_dir(self) -> None:
         """Raises StoreFailed where another run has the name of a directory that was set aside.
