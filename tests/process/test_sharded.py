@@ -82,6 +82,11 @@ def test_another_number_of_workers_resumes_a_checkpoint(drill, starts, replicate
     assert drill.values("restored", "step", "source")[-1] == (9, "checkpoint")
 
 
+def survivor(*agents):
+    ended = [agent.process.poll() is not None for agent in agents]
+    return agents[ended.index(False)] if any(ended) else None
+
+
 @pytest.mark.parametrize(("copies", "restored"), [("2", (12, "snapshot")), ("1", (10, "checkpoint"))])
 def test_a_node_dies_with_the_parts_of_its_ranks(drill, starts, replicated, copies, restored):
     """That of rank 0. The other one has copies, or not."""
@@ -89,12 +94,13 @@ def test_a_node_dies_with_the_parts_of_its_ranks(drill, starts, replicated, copi
         "--nproc-per-node 2 --max-nodes 2 --save-every 5steps --last-call 5s --rehearse off --snapshot-copies"
     )
     faults = "--faults", "step 12 node 0: kill"
-    drill.shut(11)
+    drill.shut(11, 13)
     first, second = (starts(*group.split(), copies, *EVERY_STEP, *faults) for _ in range(2))
     drill.stands(11, ranks=4)
     drill.waits_for(lambda: drill.is_committed(10), "a checkpoint")
     drill.open(11)
-    left = next(agent for agent in (first, second) if agent.wait() != -9)
+    left = drill.waits_for(lambda: survivor(first, second), "the death of a node")
+    drill.open(13)
     left.ends_with(0)
     is_like(drill, replicated())
     assert drill.values("restored", "step", "source")[-1] == restored
