@@ -132,12 +132,22 @@ class ProcessGroups:
                 for each, part in zip(received, torch.split(data, [*map(len, received)]), strict=True):
                     each.copy_(part)
 
-    def tell(self, key: str, value: str) -> None:
-        """Write a value down for all ranks of this generation; each finds it once this returns."""
+    def tell(self, key: str, value: str, *, is_at_once: bool = True) -> None:
+        """Write a value down under `key/RANK` for all ranks of this generation.
+
+        Each finds it once this returns, or soon after. Raises PeerLost.
+        """
         if self.store is not None:
             with peers_may_die("a note in the store"):
-                self.store.set(key, value)
-                self.store.get(key)
+                self.store.set(f"{key}/{self.rank}", value)
+                if is_at_once:
+                    self.store.get(f"{key}/{self.rank}")
+
+    def told_by_all(self, key: str) -> list[str]:
+        """What each rank wrote down there last, "" where it did not yet. Raises PeerLost."""
+        with peers_may_die("a look at the notes of others"):
+            names = [f"{key}/{rank}" for rank in range(self.world_size) if self.store is not None]
+            return [self.store.get(name).decode() if self.store.check([name]) else "" for name in names]
 
     def have_told(self, key: str, within_s: float) -> bool:
         """Whether each rank has written down a value under `key/RANK` by then."""

@@ -131,7 +131,7 @@ class Run:
                 "expected run.fully_shard before run.steps, found it after that; shard the model where it is built"
             )
         if self._sharded is None:
-            self._sharded = ShardedModules(self._worker.groups, self._begun.identity.shards)
+            self._sharded = ShardedModules(self._worker.groups, self._worker.heartbeat, self._begun.identity.shards)
         return self._sharded.add(module, options)
 
     @public("run.steps")
@@ -156,6 +156,8 @@ class Run:
         if self._error is not None:
             raise self._error
         self._state, state.sharded = state, self._sharded
+        if state.sharded is not None:
+            state.sharded.goes_on()
         loop = Loop(LoopParts(self._worker, data.loader, state))
         self._loop_end = LoopEnd(loop, partial(self._ended, loop))
         script_end.add(self._loop_end)

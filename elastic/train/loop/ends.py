@@ -121,6 +121,9 @@ class LoopEnd:
                 " of the script"
             )
             self._leave()
+        if (sharded := self.loop.parts.state.sharded) is not None:
+            with suppress(PeerLost):  # which is done already
+                sharded.goes_on()
 
     def explain(self, error: BaseException) -> BaseException:
         """A rank that waits for a peer which left the loop sees that it is gone."""

@@ -39,7 +39,7 @@ def agree(groups: ProcessGroups, place: StepPlace, *, keeps: bool) -> ProcessGro
     No thread of this process may be using the groups. Raises UsageError on every rank unless they
     left at the same place, PeerLost.
     """
-    groups.tell(f"left/{groups.rank}", json.dumps(place))
+    groups.tell("left", json.dumps(place))
     if keeps and not groups.have_told("left", KEEPS_S):
         raise UsageError(
             f"rank {groups.rank} left the loop {place}, and not all others did within {KEEPS_S:.0f} s. {_ADVICE}"

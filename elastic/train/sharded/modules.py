@@ -20,21 +20,26 @@ from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange, all_gather, peers_may_die
 from elastic.snapshot.sharded import is_sharded
+from elastic.system.clock import SystemClock
+from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.sharded import dtensor
 from elastic.train.sharded.sums import Allocating, ModuleSums, Round, Rounds, rounds, used_in_some
+from elastic.worker.heartbeat import HeartbeatSender
 
 WORDS = 1 << 64
+AT = "at"
+POLL_S = 0.001
 OPTIONS = {"reshard_after_forward", "mp_policy", "ignored_params"}
 
 
 class ShardedModules:
     """The sharded modules of one rank, and the rounds in which their gradients are added up."""
 
-    def __init__(self, groups: ProcessGroups, shards: int) -> None:
+    def __init__(self, groups: ProcessGroups, heartbeat: HeartbeatSender, shards: int) -> None:
         from torch.distributed.device_mesh import DeviceMesh
 
-        self._groups = groups
+        self._groups, self._heartbeat = groups, heartbeat
         self._modules: list[Any] = []
         self._of = Rounds(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
         self._left: list[Round] = []  # of the computation under way
@@ -42,6 +47,7 @@ class ShardedModules:
         self._watched: set[int] = set()
         self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
         self._used: set[str] | None = None  # modules that got some in a round of this computation
+        self._meetings, self.is_met = 0, False  # so far; whether all ranks are where all gather alike
         if not dist.is_initialized():  # in plain python
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         with peers_may_die("the opening of the group"):
@@ -74,7 +80,7 @@ class ShardedModules:
         first.set_gradient_divide_factor(1.0)  # a loss is divided by the shards already
         first.set_force_sum_reduction_for_comms(True)
         if own:
-            first.set_custom_all_gather(_Gather(number, self._of))
+            first.set_custom_all_gather(_Gather(number, self._of, self.meet))
             first.set_custom_reduce_scatter(sums)
             if self._of.world_size == 1:
                 first.set_all_reduce_hook(sums.all_reduce_hook)
@@ -89,6 +95,32 @@ class ShardedModules:
         """
         for module in self._modules:
             module.reshard()
+
+    # What the ranks do together, one after another: forwards of the recipe's own, and other things.
+
+    def goes_on(self) -> None:
+        """Tell that this rank makes no forward of its own now. Raises PeerLost."""
+        self._meetings, self.is_met = self._meetings + 1, False
+        self._groups.tell(AT, f"{self._meetings} other things", is_at_once=False)
+
+    def meet(self, for_what: str = "a forward") -> None:
+        """Before gathers of the recipe's own code: another rank would take them for those of a
+        step, or of an evaluation. Raises UsageError, PeerLost.
+        """
+        if self.is_met or self._heartbeat.phase in (Phase.STEP, Phase.SAVE) or self._of.world_size == 1:
+            return
+        self._meetings += 1
+        meeting = f"{self._meetings} {for_what}"
+        self._groups.tell(AT, meeting, is_at_once=False)
+        with self._of.waiting():
+            while others := [each for each in enumerate(self._groups.told_by_all(AT)) if each[1] != meeting]:
+                for rank, told in others:
+                    if int(told.partition(" ")[0] or 0) >= self._meetings:
+                        raise UsageError(
+                            f"expected {for_what} of sharded modules on all workers, which hold the parameters together, found rank {rank} go on without it; "
+                            "make the call on each of them, not below `if run.is_first:`"
+                        )
+                SystemClock.sleep(POLL_S)
 
     # One computation of a step.
 
@@ -189,12 +221,13 @@ class ShardedModules:
 
 
 class _Gather(Allocating):
-    def __init__(self, module: int, of: Rounds) -> None:
-        self._module, self._of = module, of
+    def __init__(self, module: int, of: Rounds, meet: Callable[[], None]) -> None:
+        self._module, self._of, self._meet = module, of, meet
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
+        self._meet()
         self._of.note(self._module)
         with self._of.waiting(), peers_may_die("a gather of parameters"):
             return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)

@@ -124,6 +124,7 @@ class Contract:
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one."""
         if self._state.sharded is not None:
+            self._state.sharded.goes_on()
             self._state.sharded.reshard()
         self._left = {id(p): p.grad for p in self._unused() if p.grad is not None}
         for parameter in (*self.parts.held, *self._loose):
@@ -173,6 +174,8 @@ class Contract:
 
     def begin_pass(self) -> None:
         """Before the shards of a pass."""
+        if self._state.sharded is not None:
+            self._state.sharded.goes_on()
         if not self._is_computing:
             self._look()
         self._versions = list(map(_VERSION, self.parts.owned.values()))
@@ -214,6 +217,8 @@ class Contract:
             )
 
     def close(self) -> None:
+        if self._state.sharded is not None:
+            self._state.sharded.goes_on()
         for hook in self._hooks:
             hook.remove()
 
