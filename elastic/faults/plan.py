@@ -173,10 +173,14 @@ def _fault(words: str) -> Fault | None:
         above, most = _RANGES.get(kind, (-1.0, 0.0))
         target, point = "", given.get("point") or STEP_POINTS[0]
         if kind is Kind.FLIP:
-            # The target says where: a gradient as it is computed, other memory after the update.
+            # The target says where: a gradient as it is computed, other memory after the update, or
+            # before it.
             target = given["flip"] or FLIP_TARGETS[0]
-            point = "forward" if target == "gradient" else "optimizer"
-        if not above < amount <= most or given.get("point") not in (None, point):
+            places = ("forward",) if target == "gradient" else ("optimizer", "mid-sum")
+            point = given.get("point") or places[0]
+            if point not in places:
+                return None
+        if not above < amount <= most:
             return None
         return Fault(
             text=words,

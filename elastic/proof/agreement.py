@@ -10,13 +10,16 @@ knows whether the others can go on with it. A copy from a GPU that is still unde
 Votes also stand on the control page: the agent of a node whose workers died before the sum can tell
 whether they agreed, and no finished step is lost.
 
+Rows of a sharded tensor are compared with themselves: nothing writes to them while a step computes
+its gradients, so a rank whose rows change in the step that tells the votes tells another vote.
+
 Ranks that differ are stopped, all of them, with the name of the first entry that differs. What
 follows is decided by what the steps, done again, bring (divergence.py). It does not find what all
 ranks share, such as a wrong sum of gradients. When to compare is rank 0's to decide (schedule.py).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from elastic.divergence import Divergence, is_repeated, may_come_as_late, nodes_at_fault, vote_of
@@ -25,6 +28,7 @@ from elastic.events import DivergenceDetected, DivergenceJudged
 from elastic.observe.log import EventLog
 from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
+from elastic.snapshot.sharded import Rows
 from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.snapshotting import Snapshotting
@@ -148,6 +152,8 @@ class Agreement:
     _live: tuple[int, LiveChecksum] | None = None  # on a GPU: a step, and sums that are under way
     _vote: tuple[int, int] | None = None  # the step and the vote that no other rank knows yet
     _sent: int | None = None  # the step whose votes are in the sum
+    _rows: Rows | None = None  # of the state that was voted for, where no other rank has them
+    _changed: list[str] = field(default_factory=list)  # entries whose rows changed after the vote
 
     def begin(self) -> None:
         """All ranks have restored the same state, that of `step`."""
@@ -159,14 +165,23 @@ class Agreement:
         """Whether this step must be compared because it is done again."""
         return self.known is not None and step <= self.known.step
 
-    def add(self, step: int, checksum: str | LiveChecksum) -> None:
-        """Vote: the state after `step` has this checksum. Every rank adds one of the same step."""
+    def add(self, step: int, checksum: str | LiveChecksum, rows: Rows | None = None) -> None:
+        """Vote: the state after `step` has this checksum. Every rank adds one of the same step.
+
+        rows: of that state, where it is sharded.
+        """
+        self._rows = rows if self.comparison.groups.world_size > 1 else None
         if isinstance(checksum, LiveChecksum):
             self._live = step, checksum
             if self.comparison.groups.device.type == "cpu":
                 self._end_live()
         else:
             self._add(step, vote_of(checksum))
+
+    def begin_gradients(self) -> None:
+        """Until the ballots nothing but a bit that flips changes the state."""
+        if self._rows is not None:
+            self._rows.watch()
 
     def ballots(self) -> list[int]:
         """What this rank tells at the end of a step: a place of 64 bits for each rank."""
@@ -176,6 +191,9 @@ class Agreement:
         places = [0] * self.comparison.groups.world_size
         if self._vote is not None:
             (self._sent, vote), self._vote = self._vote, None
+            if self._rows is not None:
+                self._changed, self._rows = self._rows.changed(), None
+                vote ^= bool(self._changed)
             places[self.comparison.groups.rank] = self._ballot(self._sent, vote, is_last=False)
         return places
 
@@ -199,6 +217,8 @@ class Agreement:
             (step, vote), self._vote = self._vote, None
             ballot = self._ballot(step, vote, is_last=is_last)
             self._judge(step, self.comparison.groups.all_gather(ballot), lambda: None)
+            if self._rows is not None and not is_last:
+                self._vote = step, vote  # once more in the next step, when rows may have changed
 
     def compare_anew(self, step: int) -> None:
         """The votes that were added, and the states as they are now, before the update of the step
@@ -239,7 +259,7 @@ class Agreement:
         undo()
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
-        found = self.evidence()
+        found = Evidence(self.evidence().entries | dict.fromkeys(self._changed, "changed after the vote"))
         self.comparison.raise_difference(
             found, votes, step=step, agreed=self.step, began=self._began, known=self.known
         )

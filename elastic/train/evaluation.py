@@ -91,9 +91,6 @@ class Evaluation:
                 "or step.sum is given, where each rank computes its own shards"
             )
         rank, world_size = self.groups.rank, self.groups.world_size
-        if self.sharded is not None:
-            self.sharded.meet("an evaluation")
-            self.sharded.is_met = True
         num_blocks = -(-self.samples // self.batch_size)
         exchange = Exchange(
             shards=max(num_blocks, world_size), world_size=world_size, rank=rank, group=self.groups.gradients
@@ -125,8 +122,6 @@ class Evaluation:
                 counts = [sum(block < num_blocks for block in each) for each in exchange.spans]
                 for _ in range(max(counts) - counts[rank]):
                     self._compute(function, batch, kept)
-                self.sharded.reshard()
-                self.sharded.is_met = False
         self._compare(str(form), first, again)
         totals = {}
         for dtype in DTYPES:

@@ -145,9 +145,11 @@ class ProcessGroups:
 
     def told_by_all(self, key: str) -> list[str]:
         """What each rank wrote down there last, "" where it did not yet. Raises PeerLost."""
-        with peers_may_die("a look at the notes of others"):
-            names = [f"{key}/{rank}" for rank in range(self.world_size) if self.store is not None]
-            return [self.store.get(name).decode() if self.store.check([name]) else "" for name in names]
+        if (store := self.store) is None:
+            return []
+        names = [f"{key}/{rank}" for rank in range(self.world_size)]
+        with peers_may_die("a look at what others told"):
+            return [store.get(name).decode() if store.check([name]) else "" for name in names]
 
     def have_told(self, key: str, within_s: float) -> bool:
         """Whether each rank has written down a value under `key/RANK` by then."""

@@ -131,7 +131,9 @@ class Run:
                 "expected run.fully_shard before run.steps, found it after that; shard the model where it is built"
             )
         if self._sharded is None:
-            self._sharded = ShardedModules(self._worker.groups, self._worker.heartbeat, self._begun.identity.shards)
+            self._sharded = ShardedModules(
+                self._worker.groups, self._worker.heartbeat, self._begun.identity.shards
+            )
         return self._sharded.add(module, options)
 
     @public("run.steps")
@@ -232,7 +234,8 @@ class Run:
             heartbeat=self._worker.heartbeat,
             sharded=self._sharded,
         )
-        with nullcontext() if loop is None else loop.evaluating():
+        sharded = nullcontext() if self._sharded is None else self._sharded.evaluating()
+        with nullcontext() if loop is None else loop.evaluating(), sharded:
             return evaluation.sum(function)
 
     def print(self, *words: object) -> None:

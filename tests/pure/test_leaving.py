@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -22,6 +23,7 @@ class Loop:
     def __init__(self):
         self.step = self.left = self.caught = None
         self.weight = 0
+        self.parts = SimpleNamespace(state=SimpleNamespace(sharded=None))
         self.said = []
         self.place = StepPlace(1, passes=0, computed=False)
         self.groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
@@ -146,11 +148,11 @@ def test_a_rank_past_the_place_where_another_left_is_told_so(left, mine, is_behi
     )
     there, here = StepPlace(*left), StepPlace(*mine)
     assert explain_loss(first, here) is None
-    second.tell("left/1", json.dumps(there))
+    second.tell("left", json.dumps(there))
     found = explain_loss(first, here)
     assert (found is not None) == is_behind
     assert explain_loss(second, here) is None
     if found is not None:
         assert f"rank 1 left the loop in step {left[0]}, " in str(found)
-        first.tell("left/0", json.dumps(there))  # it left too, and is past that: rank 1 has died since
+        first.tell("left", json.dumps(there))  # it left too, and is past that: rank 1 has died since
         assert explain_loss(first, here) is None

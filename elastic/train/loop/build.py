@@ -21,7 +21,7 @@ from elastic.config.environment import AgentLink, CheckRequest, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
-from elastic.faults.flip import flip
+from elastic.faults.flip import flip, flip_bit
 from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -203,7 +203,7 @@ class LoopParts:
         self.faults: WorkerFaults | None = None
         if options.faults:
             injector = FaultInjector(options.faults, run.faults, worker.log, self.clock)
-            injector.flip = partial(flip, partial(_tensors_of, state))
+            injector.flip = partial(_flip, state)
             self.faults = WorkerFaults(injector=injector, rank=groups.rank, generation=link.generation)
         self.stopped = worker.stopped
 
@@ -239,6 +239,13 @@ def _snapshotting(parts: LoopParts) -> Snapshotting | None:
         places = places_of(ranks, min(groups.all_gather(parts.link.options.snapshot_copies)))
     parts.hands_over = any(each.leader == groups.rank for each in places)
     return PartSnapshotting(slots.of_size, copy, parts.clock, groups, places)
+
+
+def _flip(state: State, target: str) -> None:
+    if target == "gradient" and state.sharded is not None:
+        state.sharded.spoil_next_gradients(flip_bit)
+    else:
+        flip(partial(_tensors_of, state), target)
 
 
 def _tensors_of(state: State, target: str) -> Iterable[Tensor]:

@@ -5,7 +5,7 @@ depend on no kernel. The sums of all rows, which ranks tell each other, are adde
 way, in the order of the parameters.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import all_gather, peers_may_die
 from elastic.snapshot.sharded import is_sharded, local
 from elastic.train.misuse import public
+
+before_norm: list[Callable[[], None]] = []  # what the sharded modules of this process do there
 
 
 @public("elastic.clip_grad_norm_")
@@ -55,6 +57,8 @@ def row_sums(gradients: Sequence[Tensor]) -> list[Tensor]:
         ]
         own = torch.cat(padded)
         every = own.new_empty(mesh.size() * len(own))
+        for tell in before_norm:
+            tell()
         with peers_may_die("the norm of gradients"):
             all_gather(every, own, group=mesh.get_group())
         for number, of_ranks in zip(sharded, torch.split(every.view(mesh.size(), -1), most, 1), strict=True):

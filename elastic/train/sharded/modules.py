@@ -7,7 +7,9 @@ way in another thread.
 It does not see what a recipe computes of the rows that its rank has (`to_local`).
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn
@@ -23,13 +25,12 @@ from elastic.snapshot.sharded import is_sharded
 from elastic.system.clock import SystemClock
 from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
-from elastic.train.sharded import dtensor
+from elastic.train.sharded import clip, dtensor
 from elastic.train.sharded.sums import Allocating, ModuleSums, Round, Rounds, rounds, used_in_some
 from elastic.worker.heartbeat import HeartbeatSender
 
 WORDS = 1 << 64
-AT = "at"
-POLL_S = 0.001
+TOLD, MOST_AHEAD, POLL_S = "does", 16, 0.001
 OPTIONS = {"reshard_after_forward", "mp_policy", "ignored_params"}
 
 
@@ -47,7 +48,8 @@ class ShardedModules:
         self._watched: set[int] = set()
         self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
         self._used: set[str] | None = None  # modules that got some in a round of this computation
-        self._meetings, self.is_met = 0, False  # so far; whether all ranks are where all gather alike
+        self._number, self._newest = 0, deque[str](maxlen=MOST_AHEAD)  # of what was told, and the last of it
+        self._is_met = False  # whether all ranks are where all of them gather alike
         if not dist.is_initialized():  # in plain python
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         with peers_may_die("the opening of the group"):
@@ -55,6 +57,7 @@ class ShardedModules:
         assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
         self._mesh = DeviceMesh.from_group(group, groups.device.type)
         dtensor.make_alike()
+        clip.before_norm.append(self.goes_on)
 
     def add(self, module: Any, options: dict[str, Any]) -> Any:
         """Shard it. Raises UsageError, and what torch raises."""
@@ -96,33 +99,53 @@ class ShardedModules:
         for module in self._modules:
             module.reshard()
 
-    # What the ranks do together, one after another: forwards of the recipe's own, and other things.
+    # What the ranks do together, one thing after another, as each of them tells.
 
     def goes_on(self) -> None:
-        """Tell that this rank makes no forward of its own now. Raises PeerLost."""
-        self._meetings, self.is_met = self._meetings + 1, False
-        self._groups.tell(AT, f"{self._meetings} other things", is_at_once=False)
+        """Something else than a forward of the recipe's own. Raises PeerLost."""
+        self._tell("other things")
 
-    def meet(self, for_what: str = "a forward") -> None:
-        """Before gathers of the recipe's own code: another rank would take them for those of a
-        step, or of an evaluation. Raises UsageError, PeerLost.
+    def meet(self, what: str = "a forward") -> None:
+        """Before gathers of the recipe's own code, which a rank that has gone on would take for
+        those of a step. Raises UsageError, PeerLost.
         """
-        if self.is_met or self._heartbeat.phase in (Phase.STEP, Phase.SAVE) or self._of.world_size == 1:
+        if self._is_met or self._heartbeat.phase in (Phase.STEP, Phase.SAVE) or self._of.world_size == 1:
             return
-        self._meetings += 1
-        meeting = f"{self._meetings} {for_what}"
-        self._groups.tell(AT, meeting, is_at_once=False)
+        self._tell(what)
         with self._of.waiting():
-            while others := [each for each in enumerate(self._groups.told_by_all(AT)) if each[1] != meeting]:
-                for rank, told in others:
-                    if int(told.partition(" ")[0] or 0) >= self._meetings:
-                        raise UsageError(
-                            f"expected {for_what} of sharded modules on all workers, which hold the parameters together, found rank {rank} go on without it; "
-                            "make the call on each of them, not below `if run.is_first:`"
-                        )
+            while set(there := [self._thing(told) for told in self._groups.told_by_all(TOLD)]) != {what}:
+                if past := [rank for rank, thing in enumerate(there) if thing not in (what, "")]:
+                    raise UsageError(
+                        f"expected {what} of sharded modules on all workers, which hold the parameters together, found rank {past[0]} go on without it; "
+                        "make the call on each of them, not below `if run.is_first:`"
+                    )
                 SystemClock.sleep(POLL_S)
 
+    def _thing(self, told: str) -> str:
+        """What a rank does where this one does its newest thing; "" where it is not there yet."""
+        number, *things = told.split("|")
+        ahead = int(number or 0) - self._number
+        return "" if ahead < 0 else things[max(-1 - ahead, -len(things))]
+
+    def _tell(self, what: str) -> None:
+        """A rank on a GPU may be some things ahead of what others have read."""
+        self._number += 1
+        self._newest.append(what)
+        self._groups.tell(TOLD, "|".join([str(self._number), *self._newest]), is_at_once=False)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """All ranks make equally many forwards."""
+        self.meet("an evaluation")
+        self._is_met = True
+        yield
+        self._is_met = False
+        self.reshard()
+
     # One computation of a step.
+
+    def spoil_next_gradients(self, spoil: Callable[[Tensor], None]) -> None:
+        self._of.spoil = spoil
 
     def with_filler(self, load: Callable[[], list[Batch]], shard: Callable[[int], Batch]) -> list[Batch]:
         """The batches of a step's own shards, and first those that fill rounds in which this rank

@@ -54,7 +54,8 @@ class Rounds:
     is_added: whether its shards are, which an audit's are not; is_last: whether it ends the sums.
     audited: shards whose gradients get checksums: `checksums`, of this rank's rows, by shard and
     the name of a module. used: names of modules that had gradients in this round. order: a checksum
-    of the modules that were gathered and summed so far, in order.
+    of the modules that were gathered and summed so far, in order. spoil: for drills, changes the
+    next gradients of a module.
     """
 
     shards: int
@@ -67,6 +68,7 @@ class Rounds:
     checksums: dict[int, dict[str, int]] = field(default_factory=dict)
     used: list[str] = field(default_factory=list)
     order: int = 0
+    spoil: Callable[[Tensor], None] | None = None
 
     def note(self, module: int) -> None:
         self.order = crc32(module.to_bytes(4, "little"), self.order)
@@ -125,6 +127,9 @@ class ModuleSums(Allocating):
                 f"{self.name}: expected a gradient of each of its {len(wanted)} parameters in every shard, found none of some; "
                 "freeze a parameter that no loss needs, or shard its layer by itself"
             )
+        if self._of.spoil is not None:
+            self._of.spoil(gradients)
+            self._of.spoil = None
 
     def _add(self, received: Tensor, output: Tensor) -> None:
         of = self._of

@@ -37,7 +37,7 @@ from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.division import CUT, Division
 from elastic.snapshot.image import tensor_bytes, words_there
-from elastic.snapshot.sharded import is_cut_by_rows, is_sharded, local, row_words, whole
+from elastic.snapshot.sharded import is_cut_by_rows, is_sharded, local, row_sums, whole
 from elastic.train.state.values import Values
 
 BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
@@ -129,7 +129,7 @@ def checksum_of(flat: FlatState, totals: Totals = lambda words: words) -> Eviden
     that of the whole one, at every world size.
     """
     names = [name for name, each in flat.tensors.items() if is_sharded(each)]
-    own = torch.stack([row_words(flat.tensors[name]) for name in names]).tolist() if names else []
+    own = row_sums([flat.tensors[name] for name in names])
     words = dict(zip(names, totals(own), strict=True))
     entries = {}
     for name, tensor in flat.tensors.items():

@@ -22,6 +22,7 @@ from elastic.events import CheckpointFailed, Drained
 from elastic.observe.log import EventLog
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
+from elastic.snapshot.sharded import Rows
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
@@ -66,10 +67,14 @@ class Saving:
         """
         parts = self.parts
         vote: str | LiveChecksum | None = None
+        rows: Rows | None = None
         began_s, published = parts.clock.monotonic(), None
         if parts.state.sharded is not None:  # of all rows; each part has a checksum of its own
-            vote = parts.state.evidence().whole
+            flat = parts.state.flatten()
+            vote, rows = parts.state.evidence(flat).whole, Rows(flat.tensors)
             info = replace(info, checksum=vote)
+            # In the next step the sums of rows are taken twice more.
+            began_s -= 2 * (parts.clock.monotonic() - began_s)
         spent_s = parts.clock.monotonic() - began_s
         if copies:
             published = self._take(info, spent_s, wait=wait, patient=patient)
@@ -77,7 +82,7 @@ class Saving:
             vote = published.snapshot.info.checksum
         elif vote is None:
             began_s, vote = parts.clock.monotonic(), LiveChecksum(layout_of(parts.state.flatten(), info))
-        self.agreement.add(info.step, vote)
+        self.agreement.add(info.step, vote, rows)
         cost_s = None if copies and published is not None else parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s

@@ -170,14 +170,18 @@ class State:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
         layout(self.flatten().own().tensors, None)
 
-    def checksum(self) -> Evidence:
-        """That of the whole state; of a sharded one, by all ranks alike. Raises PeerLost."""
-        flat = self.flatten()
+    def checksum(self, flat: FlatState | None = None) -> Evidence:
+        """That of the whole state; of a sharded one, by all ranks alike. Raises PeerLost.
+
+        flat: the state as it is, for a caller that has it.
+        """
+        flat = flat or self.flatten()
         return checksum_of(flat) if self.sharded is None else checksum_of(flat, self.sharded.totals)
 
-    def evidence(self) -> Evidence:
+    def evidence(self, flat: FlatState | None = None) -> Evidence:
         """Likewise, with modes and settings: `state_evidence`."""
-        return state_evidence(self.flatten(), self.checksum())
+        flat = flat or self.flatten()
+        return state_evidence(flat, self.checksum(flat))
 
     def load(self, flat: FlatState) -> Evidence:
         """Load every object, and make sure that each then has the state that was saved.

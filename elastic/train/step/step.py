@@ -370,6 +370,8 @@ class Step:
         self._parts.gradients.begin_computation(*shown)
         if self._parts.sharded is not None:
             audited = () if self.audit is None else self.audit.shards
+            if self._parts.agreement is not None:
+                self._parts.agreement.begin_gradients()
             self._parts.sharded.begin_computation(self._parts.exchange, audited, self._parts.contract.sharded)
 
     def _ask(self, number: int) -> Requests:

@@ -75,6 +75,7 @@ def built(run: elastic.Run, asked: argparse.Namespace) -> Net:
     nn.init.normal_(model[0].weight, std=0.1)  # of rows, as of the whole tensor
     if asked.fault == "settings":
         model.set_gradient_divide_factor(2.0)
+    forward_alone(run, model, asked.fault == "alone first")
     return model
 
 
@@ -82,6 +83,18 @@ def layers(fault: str, shard: int) -> tuple[int, ...]:
     if fault == "some" and shard < 2:
         return 0, 1, 3
     return (0, 2, 1, 3) if fault == "order" and shard % 2 else (0, 1, 2, 3)
+
+
+def forward_alone(run: elastic.Run, model: Net, is_wanted: bool) -> None:
+    if is_wanted and run.is_first:
+        model(torch.zeros(2, 19))
+
+
+def clipped(model: Net, fault: str) -> Tensor:
+    if fault == "sum":
+        model[1].up.weight.grad.sub_(model[1].up.weight.grad.sum())
+    clip = torch.nn.utils.clip_grad_norm_ if fault == "clip" else elastic.clip_grad_norm_
+    return clip(model.parameters(), 0.5)
 
 
 def keep_average(kept: elastic.Values, model: nn.Module) -> None:
@@ -111,6 +124,9 @@ def main() -> None:
             found = found + 1e-3 * sum(p.full_tensor().square().sum() for p in model[1].parameters())
         return found
 
+    def right(batch: elastic.Batch) -> Tensor:
+        return (model(batch.data[0]).argmax(1) == batch.data[1]).sum()
+
     def moments(batch: elastic.Batch) -> Tensor:
         scores = model(batch.data[0]).double()
         return torch.stack([scores.sum(0), scores.square().sum(0)])
@@ -124,20 +140,16 @@ def main() -> None:
             step.backward((square - mean.square() - 1).square().sum())
         else:
             step.mean_loss(loss)
-        clip = torch.nn.utils.clip_grad_norm_ if asked.fault == "clip" else elastic.clip_grad_norm_
-        step.log(norm=clip(model.parameters(), 0.5))
-        if asked.fault == "sum":
-            model[1].up.weight.grad.sub_(model[1].up.weight.grad.sum())
+        forward_alone(run, model, asked.fault == "alone in it")
+        step.log(norm=clipped(model, asked.fault))
         optimizer.step()
         keep_average(kept, model)
         if step.ends_epoch:
-            right = run.evaluate(
-                samples, lambda batch: (model(batch.data[0]).argmax(1) == batch.data[1]).sum(), batch_size=50
-            )
-            step.log(right=right)
+            step.log(right=run.evaluate(samples, right, batch_size=50))
         if step.number == asked.leave:
             break
     run.evaluate(samples, lambda batch: model(batch.data[0]).sum(), batch_size=50)
+    forward_alone(run, model, asked.fault == "alone last")
 
 
 if __name__ == "__main__":
