@@ -322,7 +322,7 @@ class Contract:
             if _storage(parameter) not in saved:
                 raise UsageError(
                     f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} outside; "
-                    "give its module to the State, loose tensors in an nn.ParameterList; load weights without assign=True"
+                    "give its module to the State, loose tensors in an nn.ParameterList; make the optimizer after run.fully_shard, and load without assign=True"
                 )
 
     def _check_schedules(self) -> None:
