@@ -259,13 +259,13 @@ def a_sum_of_the_step_before(r):
 # What a resume would lose.
 
 
-@refused(r"found one of shape \[3, 3\] outside")
+@refused(r"of shape \[3, 3\] outside")
 def a_module_that_is_trained_and_not_in_the_state(r):
     outside = nn.Linear(CLASSES, CLASSES)
     r.holding(optimizer=torch.optim.Adam([*r.net.parameters(), *outside.parameters()]))
 
 
-@refused("without assign=True")
+@refused("loads with assign=True")
 def a_load_that_replaces_the_parameters(r):
     """The optimizer goes on with the old ones: in plain PyTorch training stops without a word."""
     r.update(r.next())

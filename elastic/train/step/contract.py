@@ -321,8 +321,8 @@ class Contract:
         for parameter in not_owned:
             if _storage(parameter) not in saved:
                 raise UsageError(
-                    f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} outside; "
-                    "give its module to the State, loose tensors in an nn.ParameterList; make the optimizer after run.fully_shard, and load without assign=True"
+                    f"expected the State to hold what an optimizer updates, found a tensor of shape {list(parameter.shape)} outside; give its "
+                    "module, loose ones in a ParameterList; make optimizers after fully_shard and loads with assign=True"
                 )
 
     def _check_schedules(self) -> None:
