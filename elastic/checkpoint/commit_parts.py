@@ -23,7 +23,18 @@ from dataclasses import asdict, dataclass, replace
 from elastic.checkpoint.commit import Committed, Write, WriteLimits, are_other_states, other_state_text
 from elastic.checkpoint.payload_check import digest_of
 from elastic.checkpoint.prune import sweep_parts
-from elastic.checkpoint.record import COMMIT, Hashes, Part, Save, parse, sealed, step_dir, sums_of, unsealed
+from elastic.checkpoint.record import (
+    COMMIT,
+    Hashes,
+    Part,
+    Save,
+    parse,
+    save_limit_s,
+    sealed,
+    step_dir,
+    sums_of,
+    unsealed,
+)
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.storage.store import Payload, Store, StoreUnavailable, create_or_read, read_small, retrying
 from elastic.system.clock import Clock
@@ -70,8 +81,10 @@ class PartsCommit:
             with suppress(StoreFailed):  # a store that lists nothing may still take a save
                 sweep_parts(self.store, self.clock, self.save)
         own = [each for each in parts if not each.is_copy]
-        self._store_all(write, own)
+        stored_bytes = self._store_all(write, own)
         own_s = self.clock.monotonic() - began_s
+        if not stored_bytes:  # by an earlier try, which tells no time
+            own_s = save_limit_s(0.0, sum(each.payload.size_bytes for each in own))
         missing = self._missing(write, COPIES_S + own_s)
         copies = [each for each in parts if each.is_copy and each.number in missing]
         if missing:
@@ -86,8 +99,8 @@ class PartsCommit:
             )
         return self._committed(write, is_first=any(each.number == 0 for each in (*own, *copies)))
 
-    def _store_all(self, write: Write, parts: Sequence[OfferedPart]) -> None:
-        """Those that are not there, all at once."""
+    def _store_all(self, write: Write, parts: Sequence[OfferedPart]) -> int:
+        """Those that are not there, all at once; returns how many bytes."""
         missing = [each for each in parts if self._stored(write, each.number) is None]
         if missing:
             with ThreadPoolExecutor(2 * len(missing)) as pool:
@@ -95,6 +108,7 @@ class PartsCommit:
                 pairs = zip(missing, hashed, strict=True)
                 for done in [pool.submit(self._store, write, *each) for each in pairs]:
                     done.result()
+        return sum(each.payload.size_bytes for each in missing)
 
     def _store(self, write: Write, part: OfferedPart, hashed: Callable[[], Hashes]) -> None:
         file = f"part-{part.number:05d}-{uuid.uuid4().hex[:8]}.safetensors"

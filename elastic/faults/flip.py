@@ -21,8 +21,8 @@ def flip(tensors_of: Callable[[str], Iterable[Tensor]], target: str) -> None:
     The next gradient is that of the shard whose backward comes first. Raises UsageError when there
     is no such tensor.
     """
-    found = max(tensors_of(target), key=lambda tensor: tensor.nbytes, default=None)
-    if found is None:
+    found = max(tensors_of(target), key=lambda tensor: local(tensor).nbytes, default=None)
+    if found is None or not local(found).numel():
         raise UsageError(f"fault plan: expected {target} to flip a bit in, found no tensor")
     if target != "gradient":
         flip_bit(local(found))

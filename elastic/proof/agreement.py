@@ -18,9 +18,11 @@ follows is decided by what the steps, done again, bring (divergence.py). It does
 ranks share, such as a wrong sum of gradients. When to compare is rank 0's to decide (schedule.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
+
+from torch import Tensor
 
 from elastic.divergence import Divergence, is_repeated, may_come_as_late, nodes_at_fault, vote_of
 from elastic.errors import RecipeNotExact, StatesDiffer
@@ -28,7 +30,7 @@ from elastic.events import DivergenceDetected, DivergenceJudged
 from elastic.observe.log import EventLog
 from elastic.proof.evidence import Evidence, differences
 from elastic.snapshot.image import LiveChecksum
-from elastic.snapshot.sharded import Rows
+from elastic.snapshot.sharded import row_sums
 from elastic.system.control_page import ControlPage
 from elastic.train.groups import ProcessGroups
 from elastic.train.state.snapshotting import Snapshotting
@@ -152,7 +154,10 @@ class Agreement:
     _live: tuple[int, LiveChecksum] | None = None  # on a GPU: a step, and sums that are under way
     _vote: tuple[int, int] | None = None  # the step and the vote that no other rank knows yet
     _sent: int | None = None  # the step whose votes are in the sum
-    _rows: Rows | None = None  # of the state that was voted for, where no other rank has them
+    # Of a sharded state that was voted for: its tensors, and the sums of this rank's rows, which no
+    # other one has, where the gradients of the next step began.
+    _rows: Mapping[str, Tensor] = field(default_factory=dict)
+    _sums: dict[str, int] = field(default_factory=dict)
     _changed: list[str] = field(default_factory=list)  # entries whose rows changed after the vote
 
     def begin(self) -> None:
@@ -165,12 +170,12 @@ class Agreement:
         """Whether this step must be compared because it is done again."""
         return self.known is not None and step <= self.known.step
 
-    def add(self, step: int, checksum: str | LiveChecksum, rows: Rows | None = None) -> None:
+    def add(self, step: int, checksum: str | LiveChecksum, rows: Mapping[str, Tensor] | None = None) -> None:
         """Vote: the state after `step` has this checksum. Every rank adds one of the same step.
 
-        rows: of that state, where it is sharded.
+        rows: the tensors of that state, where some are sharded.
         """
-        self._rows = rows if self.comparison.groups.world_size > 1 else None
+        self._rows = rows if rows is not None and self.comparison.groups.world_size > 1 else {}
         if isinstance(checksum, LiveChecksum):
             self._live = step, checksum
             if self.comparison.groups.device.type == "cpu":
@@ -179,9 +184,8 @@ class Agreement:
             self._add(step, vote_of(checksum))
 
     def begin_gradients(self) -> None:
-        """Until the ballots nothing but a bit that flips changes the state."""
-        if self._rows is not None:
-            self._rows.watch()
+        """From here to the ballots no code writes to the state: a change is a fault of memory."""
+        self._sums = row_sums(self._rows)
 
     def ballots(self) -> list[int]:
         """What this rank tells at the end of a step: a place of 64 bits for each rank."""
@@ -191,9 +195,11 @@ class Agreement:
         places = [0] * self.comparison.groups.world_size
         if self._vote is not None:
             (self._sent, vote), self._vote = self._vote, None
-            if self._rows is not None:
-                self._changed, self._rows = self._rows.changed(), None
+            if self._sums:
+                now = row_sums(self._rows)
+                self._changed = [name for name, was in self._sums.items() if now[name] != was]
                 vote ^= bool(self._changed)
+            self._rows, self._sums = {}, {}
             places[self.comparison.groups.rank] = self._ballot(self._sent, vote, is_last=False)
         return places
 
@@ -217,8 +223,10 @@ class Agreement:
             (step, vote), self._vote = self._vote, None
             ballot = self._ballot(step, vote, is_last=is_last)
             self._judge(step, self.comparison.groups.all_gather(ballot), lambda: None)
-            if self._rows is not None and not is_last:
-                self._vote = step, vote  # once more in the next step, when rows may have changed
+            if is_last:
+                self._rows = {}
+            elif self._rows:  # told again in the next step's sum, which says whether rows have changed since
+                self._vote = step, vote
 
     def compare_anew(self, step: int) -> None:
         """The votes that were added, and the states as they are now, before the update of the step

@@ -83,10 +83,11 @@ def of_rows(own: Tensor, like: Any, shape: Sequence[int]) -> Tensor:
     return made
 
 
-def row_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """`row_words` of each."""
-    found: list[int] = torch.stack(list(map(row_words, tensors))).tolist() if tensors else []
-    return found
+def row_sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """`row_words` of those that are sharded, by name."""
+    found = {name: row_words(each) for name, each in tensors.items() if is_sharded(each)}
+    there = [each.to(next(iter(found.values())).device) for each in found.values()]
+    return dict(zip(found, torch.stack(there).tolist() if there else [], strict=True))
 
 
 def row_words(tensor: Any) -> Tensor:
@@ -103,26 +104,3 @@ def row_words(tensor: Any) -> Tensor:
     words = own.reshape(-1).view(_WORDS[word]).view(len(rows), -1)
     sums = words.sum(1, dtype=torch.int64)
     return (sums * (2 * torch.arange(rows.start, rows.stop, device=own.device) + 1)).sum()
-
-
-class Rows:
-    """Those that this rank has of the tensors of a state, which are in use.
-
-    No other rank has them, so that a bit that flips there shows in the sums of their words alone.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = {name: each for name, each in tensors.items() if is_sharded(each)}
-        self._before = list[int]()
-
-    def watch(self) -> None:
-        """From now on nothing writes to them."""
-        self._before = row_sums(list(self._tensors.values()))
-
-    def changed(self) -> list[str]:
-        """Names of those that have changed all the same; none where nothing was watched."""
-        if not self._before:
-            return []
-        now = row_sums(list(self._tensors.values()))
-        pairs = zip(self._tensors, self._before, now, strict=True)
-        return [name for name, was, is_now in pairs if was != is_now]

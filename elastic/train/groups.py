@@ -144,12 +144,12 @@ class ProcessGroups:
                     self.store.get(f"{key}/{self.rank}")
 
     def told_by_all(self, key: str) -> list[str]:
-        """What each rank wrote down there last, "" where it did not yet. Raises PeerLost."""
-        if (store := self.store) is None:
-            return []
+        """What each rank wrote down there last, by rank; none until all have. Raises PeerLost."""
         names = [f"{key}/{rank}" for rank in range(self.world_size)]
         with peers_may_die("a look at what others told"):
-            return [store.get(name).decode() if store.check([name]) else "" for name in names]
+            if self.store is None or not self.store.check(names):
+                return []
+            return [each.decode() for each in self.store.multi_get(names)]
 
     def have_told(self, key: str, within_s: float) -> bool:
         """Whether each rank has written down a value under `key/RANK` by then."""

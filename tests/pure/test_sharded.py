@@ -3,7 +3,7 @@ refused.
 """
 
 import random
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import pytest
@@ -17,7 +17,7 @@ from elastic.errors import UsageError
 from elastic.reduce.tree import Stack, fold
 from elastic.train.sharded import optimizers
 from elastic.train.sharded.clip import halves
-from elastic.train.sharded.sums import ModuleSums, Rounds, rounds, strides, words_of
+from elastic.train.sharded.sums import Computation, ModuleSums, rounds, strides, words_of
 
 WORLDS = st.integers(1, 40).flatmap(lambda shards: st.tuples(st.just(shards), st.integers(1, shards)))
 
@@ -42,7 +42,7 @@ def test_the_sum_of_rows_is_that_of_the_tree(world, is_reversed, draw):
         tree.push((shard, 1), leaf.double().float())
     expected = fold(tree.parts, shards, add)
 
-    of = Rounds(shards=shards, world_size=size, waiting=None)
+    of = Computation(shards=shards, world_size=size, waiting=None)
     sums = ModuleSums(0, "", [], of)
     dealt = rounds(strides(shards, size), is_reversed=is_reversed)
     output = torch.empty(2)
@@ -120,7 +120,12 @@ def test_an_optimizer_by_element_passes(all_are_sharded, name):
     assert torch.equal(before[1], torch.get_rng_state())
 
 
-@pytest.mark.parametrize("make", [ByNorm, torch.optim.Adafactor, torch.optim.Muon, torch.optim.LBFGS])
-def test_an_optimizer_of_whole_matrices_is_refused(all_are_sharded, make):
+OTHERS = ByNorm, torch.optim.Adafactor, torch.optim.Muon, torch.optim.LBFGS
+# Kernels whose last numbers are rounded otherwise.
+ROUNDED = (partial(torch.optim.AdamW, fused=True), torch.float32), (torch.optim.SGD, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("make", "dtype"), [*((each, torch.float32) for each in OTHERS), *ROUNDED])
+def test_an_optimizer_that_is_not_by_element_is_refused(all_are_sharded, make, dtype):
     with pytest.raises(UsageError, match="expected an optimizer that updates each number by itself"):
-        optimizers.check(make([nn.Parameter(torch.ones(3, 2))], lr=0.01))
+        optimizers.check(make([nn.Parameter(torch.ones(3, 2, dtype=dtype))], lr=0.01))

@@ -243,7 +243,7 @@ def _snapshotting(parts: LoopParts) -> Snapshotting | None:
 
 def _flip(state: State, target: str) -> None:
     if target == "gradient" and state.sharded is not None:
-        state.sharded.spoil_next_gradients(flip_bit)
+        state.sharded.computation.spoil = flip_bit
     else:
         flip(partial(_tensors_of, state), target)
 

@@ -6,6 +6,7 @@ way, in the order of the parameters.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from elastic.reduce.exchange import all_gather, peers_may_die
 from elastic.snapshot.sharded import is_sharded, local
 from elastic.train.misuse import public
 
-before_norm: list[Callable[[], None]] = []  # what the sharded modules of this process do there
+# Around the gather of norms, where sharded modules set it: a rank that waits for others in a
+# forward of its own must learn that this one went on.
+gathering: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @public("elastic.clip_grad_norm_")
@@ -34,15 +37,15 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [p.grad for p in listed if p.grad is not None]
     if not gradients:
-        return torch.zeros((), dtype=torch.float64)
-    norm = halves(torch.cat(row_sums(gradients))[None]).sqrt().squeeze()
+        return torch.zeros((), dtype=torch.float64, device=listed[0].device if listed else None)
+    norm = halves(torch.cat(squares_of_rows(gradients))[None]).sqrt().squeeze()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for each in gradients:
         local(each).mul_(scale.to(each.device, each.dtype))
     return norm
 
 
-def row_sums(gradients: Sequence[Tensor]) -> list[Tensor]:
+def squares_of_rows(gradients: Sequence[Tensor]) -> list[Tensor]:
     """float64 [rows] of each: the sum of the squares of each row. Raises PeerLost."""
     found = []
     for each in gradients:
@@ -57,9 +60,7 @@ def row_sums(gradients: Sequence[Tensor]) -> list[Tensor]:
         ]
         own = torch.cat(padded)
         every = own.new_empty(mesh.size() * len(own))
-        for tell in before_norm:
-            tell()
-        with peers_may_die("the norm of gradients"):
+        with peers_may_die("the norm of gradients"), gathering():
             all_gather(every, own, group=mesh.get_group())
         for number, of_ranks in zip(sharded, torch.split(every.view(mesh.size(), -1), most, 1), strict=True):
             found[number] = of_ranks.reshape(-1)[: gradients[number].shape[0]]

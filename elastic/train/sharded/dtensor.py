@@ -7,6 +7,7 @@ rank by themselves; here they are those of the whole tensor.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -23,16 +24,22 @@ _SETTINGS = (
     *("set_force_sum_reduction_for_comms", "set_gradient_divide_factor", "set_is_last_backward"),
     *("set_reduce_scatter_divide_factor", "set_requires_all_reduce", "set_requires_gradient_sync"),
 )
-_changed: list[bool] = []  # whether DTensor was changed in this process
 
 
-def make_alike() -> None:
-    """Change DTensor in this process. Raises AttributeError where this torch has another one."""
+@cache
+def make_alike(meet: Callable[[str], None]) -> None:
+    """Change DTensor in this process. meet: called before all ranks gather a whole tensor.
+
+    Raises AttributeError where this torch has another DTensor.
+    """
     from torch.distributed.tensor import DTensor, Partial
 
-    if _changed:
-        return
-    _changed.append(True)
+    def full_tensor(self: Any, **options: Any) -> Tensor:
+        meet("a full_tensor()")
+        found: Tensor = gathered(self, **options)
+        return found
+
+    gathered, DTensor.full_tensor = DTensor.full_tensor, full_tensor  # type: ignore[method-assign]
     for name in ("_reduce_value", "_reduce_shard_value"):
         setattr(Partial, name, _without_sums(getattr(Partial, name)))
     clip: Any = clip_grad

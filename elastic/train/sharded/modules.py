@@ -26,7 +26,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.sharded import clip, dtensor
-from elastic.train.sharded.sums import Allocating, ModuleSums, Round, Rounds, rounds, used_in_some
+from elastic.train.sharded.sums import Allocating, Computation, ModuleSums, Round, rounds, used_in_some
 from elastic.worker.heartbeat import HeartbeatSender
 
 WORDS = 1 << 64
@@ -42,7 +42,7 @@ class ShardedModules:
 
         self._groups, self._heartbeat = groups, heartbeat
         self._modules: list[Any] = []
-        self._of = Rounds(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
+        self.computation = Computation(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
         self._left: list[Round] = []  # of the computation under way
         self.ids: dict[int, nn.Parameter] = {}  # all sharded parameters, by their id
         self._watched: set[int] = set()
@@ -56,8 +56,8 @@ class ShardedModules:
             group = dist.new_group(backend="gloo" if groups.gradients is None else "nccl")
         assert isinstance(group, dist.ProcessGroup)  # it is none for ranks outside of it alone
         self._mesh = DeviceMesh.from_group(group, groups.device.type)
-        dtensor.make_alike()
-        clip.before_norm.append(self.goes_on)
+        dtensor.make_alike(self.meet)
+        clip.gathering = self._gathering_norms
 
     def add(self, module: Any, options: dict[str, Any]) -> Any:
         """Shard it. Raises UsageError, and what torch raises."""
@@ -78,16 +78,17 @@ class ShardedModules:
         own = {name: p for name, p in every.items() if name not in self.ids}
         self.ids |= own
         number = len(self._modules)
-        sums = ModuleSums(number, name, [*own.values()], self._of)
+        sums = ModuleSums(number, name, [*own.values()], self.computation)
         first = parts[0]
         first.set_gradient_divide_factor(1.0)  # a loss is divided by the shards already
         first.set_force_sum_reduction_for_comms(True)
         if own:
-            first.set_custom_all_gather(_Gather(number, self._of, self.meet))
+            first.set_custom_all_gather(_Gather(number, self.computation, self.meet))
             first.set_custom_reduce_scatter(sums)
-            if self._of.world_size == 1:
+            if self.computation.world_size == 1:
                 first.set_all_reduce_hook(sums.all_reduce_hook)
-        dtensor.refuse_settings(first)
+        for part in parts:
+            dtensor.refuse_settings(part)
         self._modules.append(first)
         return found
 
@@ -109,10 +110,14 @@ class ShardedModules:
         """Before gathers of the recipe's own code, which a rank that has gone on would take for
         those of a step. Raises UsageError, PeerLost.
         """
-        if self._is_met or self._heartbeat.phase in (Phase.STEP, Phase.SAVE) or self._of.world_size == 1:
+        if (
+            self._is_met
+            or self._heartbeat.phase in (Phase.STEP, Phase.SAVE)
+            or self.computation.world_size == 1
+        ):
             return
         self._tell(what)
-        with self._of.waiting():
+        with self.computation.waiting():
             while set(there := [self._thing(told) for told in self._groups.told_by_all(TOLD)]) != {what}:
                 if past := [rank for rank, thing in enumerate(there) if thing not in (what, "")]:
                     raise UsageError(
@@ -134,6 +139,12 @@ class ShardedModules:
         self._groups.tell(TOLD, "|".join([str(self._number), *self._newest]), is_at_once=False)
 
     @contextmanager
+    def _gathering_norms(self) -> Iterator[None]:
+        self.goes_on()
+        with self.computation.waiting():
+            yield
+
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
         """All ranks make equally many forwards."""
         self.meet("an evaluation")
@@ -144,16 +155,16 @@ class ShardedModules:
 
     # One computation of a step.
 
-    def spoil_next_gradients(self, spoil: Callable[[Tensor], None]) -> None:
-        self._of.spoil = spoil
-
     def with_filler(self, load: Callable[[], list[Batch]], shard: Callable[[int], Batch]) -> list[Batch]:
         """The batches of a step's own shards, and first those that fill rounds in which this rank
         has no shard: as a shard beyond the last. shard: loads one, by its number.
         """
         batches = load()
-        missing = -(-self._of.shards // self._of.world_size) - len(batches)
-        return [*(replace(shard(batches[0].shard), shard=self._of.shards) for _ in range(missing)), *batches]
+        missing = -(-self.computation.shards // self.computation.world_size) - len(batches)
+        return [
+            *(replace(shard(batches[0].shard), shard=self.computation.shards) for _ in range(missing)),
+            *batches,
+        ]
 
     def begin_computation(
         self, exchange: Exchange, audited: Sequence[int], parameters: list[nn.Parameter]
@@ -164,27 +175,27 @@ class ShardedModules:
                 self._watched.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(self._given.append)  # type: ignore[no-untyped-call]
         self._left = rounds(exchange.spans, is_reversed=exchange.is_reversed)
-        self._of.audited, self._of.checksums = frozenset(audited), {}
+        self.computation.audited, self.computation.checksums = frozenset(audited), {}
         self._given.clear()
         self._used = None
 
     def begin_round(self) -> None:
-        self._of.now, *self._left = self._left
-        self._of.is_last = not self._left
+        self.computation.now, *self._left = self._left
+        self.computation.is_last = not self._left
         self._given.clear()
-        self._of.used.clear()
+        self.computation.used.clear()
 
     def end_round(self, parameters: list[nn.Parameter]) -> None:
         """parameters: as in `begin_computation`; the last round leaves their gradients."""
-        self._of.now = ()
-        used = set(self._of.used)
+        self.computation.now = ()
+        used = set(self.computation.used)
         if others := used ^ (used if self._used is None else self._used):
             raise used_in_some(min(others))
         self._used = used
         # FSDP calls the hook once for each sum, and autograd for each term past the module.
         if len(set(map(id, self._given))) < len(self._given):
             self._refuse_direct()
-        if not self._of.is_last:
+        if not self.computation.is_last:
             for parameter in parameters:
                 parameter.grad = None
 
@@ -206,11 +217,11 @@ class ShardedModules:
 
     def order(self) -> list[float]:
         """Which modules this rank has gathered and summed so far, as two small numbers."""
-        return [float(self._of.order >> shift & 0xFFF) for shift in (0, 12)]
+        return [float(self.computation.order >> shift & 0xFFF) for shift in (0, 12)]
 
     def check_order(self, told: list[float]) -> None:
         """told: the sum of all ranks' `order`. Raises UsageError where it was not the same."""
-        if told != [self._of.world_size * number for number in self.order()]:
+        if told != [self.computation.world_size * number for number in self.order()]:
             raise UsageError(
                 "expected every worker to use the sharded modules in one order, found another one: workers had other modules, or forwards on some of "
                 "them alone; let no data, and no rank, decide which modules run"
@@ -218,12 +229,15 @@ class ShardedModules:
 
     def audited(self) -> dict[int, dict[str, int]]:
         """The checksums of all rows of the gradients of the audited shards, by module."""
-        found, self._of.checksums = self._whole(self._of.checksums), {}
+        found, self.computation.checksums = self._whole(self.computation.checksums), {}
         return found
 
     def again(self, shards: Sequence[int], backward: Callable[[], None]) -> dict[int, dict[str, int]]:
         """The same, of a backward in which each rank computes one of these shards again."""
-        of, was = self._of, (self._of.now, self._of.is_last, self._of.checksums)
+        of, was = (
+            self.computation,
+            (self.computation.now, self.computation.is_last, self.computation.checksums),
+        )
         of.now, of.is_last, of.is_added, of.checksums = tuple(shards), False, False, {}
         backward()
         found = self._whole(of.checksums)
@@ -244,13 +258,13 @@ class ShardedModules:
 
 
 class _Gather(Allocating):
-    def __init__(self, module: int, of: Rounds, meet: Callable[[], None]) -> None:
-        self._module, self._of, self._meet = module, of, meet
+    def __init__(self, module: int, of: Computation, meet: Callable[[], None]) -> None:
+        self._module, self.computation, self._meet = module, of, meet
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         self._meet()
-        self._of.note(self._module)
-        with self._of.waiting(), peers_may_die("a gather of parameters"):
+        self.computation.note(self._module)
+        with self.computation.waiting(), peers_may_die("a gather of parameters"):
             return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)

@@ -15,6 +15,7 @@ An audit is one round more, in which each rank computes a shard of another one. 
 compared by their checksums where they lie, and never sent.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ def strides(shards: int, world_size: int) -> list[range]:
 
 
 @dataclass(slots=True)
-class Rounds:
+class Computation:
     """Where the ranks are in a computation.
 
     shards: of a global batch. waiting: around each wait for other ranks. now: the round under way.
@@ -86,7 +87,7 @@ class Allocating:
 class ModuleSums(Allocating):
     """The sums of one sharded module's gradients; FSDP calls it in place of its reduce-scatter."""
 
-    def __init__(self, number: int, name: str, parameters: list[nn.Parameter], of: Rounds) -> None:
+    def __init__(self, number: int, name: str, parameters: list[nn.Parameter], of: Computation) -> None:
         """number: of the module. parameters: those that are sharded with it and no inner one."""
         self.name, self._number = name, number
         self._output: Tensor | None = None
@@ -121,7 +122,7 @@ class ModuleSums(Allocating):
             )
         size = self._of.world_size
         wanted = [p for p in self._parameters if p.requires_grad]
-        expected = sum(-(-p.shape[0] // size) * size * (p.numel() // p.shape[0]) for p in wanted)
+        expected = sum(-(-p.shape[0] // size) * size * math.prod(p.shape[1:]) for p in wanted)
         if gradients.numel() != expected:
             raise UsageError(
                 f"{self.name}: expected a gradient of each of its {len(wanted)} parameters in every shard, found none of some; "
@@ -148,9 +149,8 @@ class ModuleSums(Allocating):
             self._stack = Stack(Tensor.add_)
             return
         output.zero_()
-        memory = received.untyped_storage().data_ptr()
         for block, part in self._stack.parts.items():
-            if part.untyped_storage().data_ptr() == memory:  # of all ranks' pieces, for this one
+            if part.untyped_storage().nbytes() > part.nbytes:  # a view would keep the pieces of all ranks
                 self._stack.parts[block] = part.clone()
 
 

@@ -128,9 +128,8 @@ def checksum_of(flat: FlatState, totals: Totals = lambda words: words) -> Eviden
     Of a sharded tensor it is that of this rank's rows, and with `totals`, which all ranks compute,
     that of the whole one, at every world size.
     """
-    names = [name for name, each in flat.tensors.items() if is_sharded(each)]
-    own = row_sums([flat.tensors[name] for name in names])
-    words = dict(zip(names, totals(own), strict=True))
+    own = row_sums(flat.tensors)
+    words = dict(zip(own, totals([*own.values()]), strict=True))
     entries = {}
     for name, tensor in flat.tensors.items():
         head = f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode()

@@ -22,11 +22,11 @@ from elastic.events import CheckpointFailed, Drained
 from elastic.observe.log import EventLog
 from elastic.proof.agreement import Agreement
 from elastic.snapshot.image import LiveChecksum
-from elastic.snapshot.sharded import Rows
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.train.loop.build import LoopParts
 from elastic.train.loop.schedule import is_save_due
+from elastic.train.state.flat import FlatState
 from elastic.train.state.restore import ResumePoint
 from elastic.train.state.snapshotting import PublishedSnapshot, layout_of
 from elastic.uploader.client import Handover, offer
@@ -67,22 +67,21 @@ class Saving:
         """
         parts = self.parts
         vote: str | LiveChecksum | None = None
-        rows: Rows | None = None
         began_s, published = parts.clock.monotonic(), None
+        flat = parts.state.flatten()
         if parts.state.sharded is not None:  # of all rows; each part has a checksum of its own
-            flat = parts.state.flatten()
-            vote, rows = parts.state.evidence(flat).whole, Rows(flat.tensors)
+            vote = parts.state.evidence(flat).whole
             info = replace(info, checksum=vote)
-            # In the next step the sums of rows are taken twice more.
-            began_s -= 2 * (parts.clock.monotonic() - began_s)
+            if parts.groups.world_size > 1:  # in the next step the sums of rows are taken twice more
+                began_s -= 2 * (parts.clock.monotonic() - began_s)
         spent_s = parts.clock.monotonic() - began_s
         if copies:
-            published = self._take(info, spent_s, wait=wait, patient=patient)
+            published = self._take(flat, info, spent_s, wait=wait, patient=patient)
         if vote is None and published is not None:
             vote = published.snapshot.info.checksum
         elif vote is None:
-            began_s, vote = parts.clock.monotonic(), LiveChecksum(layout_of(parts.state.flatten(), info))
-        self.agreement.add(info.step, vote, rows)
+            began_s, vote = parts.clock.monotonic(), LiveChecksum(layout_of(flat, info))
+        self.agreement.add(info.step, vote, None if parts.state.sharded is None else flat.tensors)
         cost_s = None if copies and published is not None else parts.clock.monotonic() - began_s
         if parts.output is not None:
             comparing, step_s = parts.output.comparing, parts.output.schedule.step_s
@@ -93,7 +92,7 @@ class Saving:
         return SavedState(info=info, published=published)
 
     def _take(
-        self, info: SnapshotInfo, spent_s: float, *, wait: bool, patient: bool
+        self, flat: FlatState, info: SnapshotInfo, spent_s: float, *, wait: bool, patient: bool
     ) -> PublishedSnapshot | None:
         """spent_s: what it has cost before."""
         parts = self.parts
@@ -107,7 +106,7 @@ class Saving:
             return None
         # An uploader that dies meanwhile gives its slot back.
         told = (lambda: None) if self.checkpointing is None else self.checkpointing.receive_result
-        take = partial(parts.snapshotting.take, parts.state.flatten(), info, meanwhile=told)
+        take = partial(parts.snapshotting.take, flat, info, meanwhile=told)
         found = take(wait=wait, patient=patient, before_publishing=fault_point)
         return self._add_cost(None if found is None else replace(found, cost_s=found.cost_s + spent_s))
 

@@ -335,7 +335,7 @@ class Step:
         for batch in self._batches if self._loaded is None else self._loaded:
             shard = batch.shard
             self._parts.heartbeat.enter(Phase.STEP)
-            if self.fault_point is not None:
+            if self.fault_point is not None and shard < self.shards:
                 self.fault_point("forward")
             if shard in self._buffers_after:
                 call = call._replace(buffers=self._buffers_after[shard])
