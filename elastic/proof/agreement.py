@@ -155,7 +155,7 @@ class Agreement:
     _vote: tuple[int, int] | None = None  # the step and the vote that no other rank knows yet
     _sent: int | None = None  # the step whose votes are in the sum
     # Of a sharded state that was voted for: its tensors, and the sums of this rank's rows, which no
-    # other one has, where the gradients of the next step began.
+    # other one has, where the next step began to compute.
     _rows: Mapping[str, Tensor] = field(default_factory=dict)
     _sums: dict[str, int] = field(default_factory=dict)
     _changed: list[str] = field(default_factory=list)  # entries whose rows changed after the vote
@@ -183,9 +183,16 @@ class Agreement:
         else:
             self._add(step, vote_of(checksum))
 
-    def begin_gradients(self) -> None:
-        """From here to the ballots no code writes to the state: a change is a fault of memory."""
+    def watch_rows(self) -> None:
+        """From here on no code writes to the state: a change is a fault of memory."""
         self._sums = row_sums(self._rows)
+
+    def look_at_rows(self) -> None:
+        """The end of that time."""
+        if self._sums:
+            now = row_sums(self._rows)
+            self._changed += [name for name, was in self._sums.items() if now[name] != was]
+            self._sums = {}
 
     def ballots(self) -> list[int]:
         """What this rank tells at the end of a step: a place of 64 bits for each rank."""
@@ -195,12 +202,12 @@ class Agreement:
         places = [0] * self.comparison.groups.world_size
         if self._vote is not None:
             (self._sent, vote), self._vote = self._vote, None
-            if self._sums:
-                now = row_sums(self._rows)
-                self._changed = [name for name, was in self._sums.items() if now[name] != was]
-                vote ^= bool(self._changed)
-            self._rows, self._sums = {}, {}
-            places[self.comparison.groups.rank] = self._ballot(self._sent, vote, is_last=False)
+            rank = self.comparison.groups.rank
+            self.look_at_rows()
+            if self._changed:
+                vote ^= rank + 1  # no two ranks tell the same one then
+            self._rows = {}
+            places[rank] = self._ballot(self._sent, vote, is_last=False)
         return places
 
     def read(self, ballots: Sequence[int], undo: Callable[[], None]) -> None:

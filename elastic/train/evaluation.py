@@ -156,7 +156,13 @@ class Evaluation:
         """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
         mine: dict[str, Any] = {"rank": sizes, "block": form, "first": first, "again": again}
+        if self.sharded is not None:
+            mine["order"] = self.sharded.order()
         there = self.groups.all_gather(mine)
+        if self.sharded is not None:
+            self.sharded.check_order(
+                [sum(each) for each in zip(*(each["order"] for each in there), strict=True)]
+            )
         for name in ("rank", "block"):
             for each in there:
                 if each[name] != there[0][name]:

@@ -132,7 +132,10 @@ class Run:
             )
         if self._sharded is None:
             self._sharded = ShardedModules(
-                self._worker.groups, self._worker.heartbeat, self._begun.identity.shards
+                self._worker.groups,
+                self._worker.heartbeat,
+                self._begun.identity.shards,
+                self._begun.step_functions.refuse_inside,
             )
         return self._sharded.add(module, options)
 

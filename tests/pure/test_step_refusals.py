@@ -256,6 +256,14 @@ def a_sum_of_the_step_before(r):
     step.backward(total + step.sum(r.squares))
 
 
+@refused("the loop's body changed .*weight between a sum and the gradients")
+def weights_that_change_before_their_gradients(r):
+    step = r.next()
+    total = step.sum(r.squares)
+    next(r.net.parameters()).detach().mul_(1.5)
+    step.backward(total)
+
+
 # What a resume would lose.
 
 

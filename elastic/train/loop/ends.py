@@ -121,7 +121,7 @@ class LoopEnd:
                 " of the script"
             )
             self._leave()
-        if (sharded := self.loop.parts.state.sharded) is not None:
+        if (sharded := self.loop.parts.state.sharded) is not None and not forked_child.is_one():
             with suppress(PeerLost):  # which is done already
                 sharded.goes_on()
 

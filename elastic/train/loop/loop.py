@@ -144,6 +144,8 @@ class Loop:
             known=point.divergence,
         )
         agreement.begin()
+        if parts.state.sharded is not None:  # the first step may find that rows have changed
+            agreement.add(point.step, point.checksum, parts.state.flatten().tensors)
         self._of_steps = StepParts(
             parts.state, parts.loader.order, parts.groups, parts.heartbeat, agreement, parts.again.collected
         )

@@ -34,12 +34,11 @@ def make_alike(meet: Callable[[str], None]) -> None:
     """
     from torch.distributed.tensor import DTensor, Partial
 
-    def full_tensor(self: Any, **options: Any) -> Tensor:
-        meet("a full_tensor()")
-        found: Tensor = gathered(self, **options)
-        return found
+    def redistribute(self: Any, *arguments: Any, **options: Any) -> DTensor:
+        meet("a full_tensor() or a full state dict")
+        return gathered(self, *arguments, **options)
 
-    gathered, DTensor.full_tensor = DTensor.full_tensor, full_tensor  # type: ignore[method-assign]
+    gathered, DTensor.redistribute = DTensor.redistribute, redistribute  # type: ignore[method-assign]
     for name in ("_reduce_value", "_reduce_shard_value"):
         setattr(Partial, name, _without_sums(getattr(Partial, name)))
     clip: Any = clip_grad

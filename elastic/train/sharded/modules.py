@@ -37,10 +37,17 @@ OPTIONS = {"reshard_after_forward", "mp_policy", "ignored_params"}
 class ShardedModules:
     """The sharded modules of one rank, and the rounds in which their gradients are added up."""
 
-    def __init__(self, groups: ProcessGroups, heartbeat: HeartbeatSender, shards: int) -> None:
+    def __init__(
+        self,
+        groups: ProcessGroups,
+        heartbeat: HeartbeatSender,
+        shards: int,
+        refuse_inside: Callable[[str], None],
+    ) -> None:
+        """refuse_inside: raises UsageError for a call that rank 0 alone makes."""
         from torch.distributed.device_mesh import DeviceMesh
 
-        self._groups, self._heartbeat = groups, heartbeat
+        self._groups, self._heartbeat, self._refuse_inside = groups, heartbeat, refuse_inside
         self._modules: list[Any] = []
         self.computation = Computation(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
         self._left: list[Round] = []  # of the computation under way
@@ -49,6 +56,7 @@ class ShardedModules:
         self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
         self._used: set[str] | None = None  # modules that got some in a round of this computation
         self._number, self._newest = 0, deque[str](maxlen=MOST_AHEAD)  # of what was told, and the last of it
+        self._depth = 0  # of sharded modules whose forwards are under way
         self._is_met = False  # whether all ranks are where all of them gather alike
         if not dist.is_initialized():  # in plain python
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -73,7 +81,10 @@ class ShardedModules:
             )
         parts = module if isinstance(module, Sequence) else [module]
         name = f"sharded module {len(self._modules)} ({type(parts[0]).__name__})"
-        found = fully_shard(module, mesh=self._mesh, **options)
+        try:
+            found = fully_shard(module, mesh=self._mesh, **options)
+        except (ValueError, NotImplementedError) as error:  # torch refuses it on every rank
+            raise UsageError(f"run.fully_shard: {error}") from error
         every = {id(p): p for part in parts for p in part.parameters() if is_sharded(p)}
         own = {name: p for name, p in every.items() if name not in self.ids}
         self.ids |= own
@@ -89,6 +100,8 @@ class ShardedModules:
                 first.set_all_reduce_hook(sums.all_reduce_hook)
         for part in parts:
             dtensor.refuse_settings(part)
+            part.register_forward_pre_hook(self._enter, prepend=True)
+            part.register_forward_hook(self._leave, always_call=True)
         self._modules.append(first)
         return found
 
@@ -100,6 +113,15 @@ class ShardedModules:
         for module in self._modules:
             module.reshard()
 
+    def _enter(self, *_: Any) -> None:
+        self._depth += 1
+
+    def _leave(self, *_: Any) -> None:
+        """After a forward of the recipe's own, whose next lines may write to parameters."""
+        self._depth -= 1
+        if not self._depth and self._heartbeat.phase not in (Phase.STEP, Phase.SAVE):
+            self.reshard()
+
     # What the ranks do together, one thing after another, as each of them tells.
 
     def goes_on(self) -> None:
@@ -110,6 +132,7 @@ class ShardedModules:
         """Before gathers of the recipe's own code, which a rank that has gone on would take for
         those of a step. Raises UsageError, PeerLost.
         """
+        self._refuse_inside(what)
         if (
             self._is_met
             or self._heartbeat.phase in (Phase.STEP, Phase.SAVE)
@@ -149,8 +172,10 @@ class ShardedModules:
         """All ranks make equally many forwards."""
         self.meet("an evaluation")
         self._is_met = True
-        yield
-        self._is_met = False
+        try:
+            yield
+        finally:
+            self._is_met = False
         self.reshard()
 
     # One computation of a step.
@@ -174,6 +199,7 @@ class ShardedModules:
             if id(parameter) not in self._watched:
                 self._watched.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(self._given.append)  # type: ignore[no-untyped-call]
+        self.goes_on()
         self._left = rounds(exchange.spans, is_reversed=exchange.is_reversed)
         self.computation.audited, self.computation.checksums = frozenset(audited), {}
         self._given.clear()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+from elastic.snapshot.sharded import is_sharded
 from elastic.system.untrusted import decode
 from elastic.train.state import structure
 from elastic.train.state.flat import WITH_SETTINGS, FlatState
@@ -170,7 +171,7 @@ def _groups(optimizer: Optimizer, names: dict[int, str]) -> list[list[str]]:
 def settings_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
     """(place, text) of numbers, words and short lists of them; what begins with _ is no setting."""
     if isinstance(value, Tensor):
-        if value.numel() <= _SHORT and value.device.type != "meta":
+        if value.numel() <= _SHORT and value.device.type != "meta" and not is_sharded(value):
             yield place, repr(value.tolist())
     elif isinstance(value, dict):
         for key, item in value.items():

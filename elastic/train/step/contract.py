@@ -208,6 +208,20 @@ class Contract:
             pairs = zip(owned.values(), versions, self._versions, strict=True)
             self._refuse([p for p, after, before in pairs if after != before])
 
+    def check_body(self) -> None:
+        """Between a sum and its gradients. Raises UsageError where the body has changed parameters,
+        as far as autograd counts.
+        """
+        pairs, required = (
+            zip(self.parts.owned.values(), self._versions, strict=True),
+            set(map(id, self.required)),
+        )
+        if changed := [p for p, before in pairs if id(p) in required and _VERSION(p) != before]:
+            raise UsageError(
+                f"the loop's body changed {self.name_of(changed[0])} between a sum and the gradients, which are those of what it was; change it after the "
+                "gradients, or before the first sum"
+            )
+
     def check_backward(self, parameter: nn.Parameter) -> None:
         """A backward gave the parameter a gradient. Raises UsageError inside a step's function."""
         if self._is_in_function:

@@ -152,7 +152,12 @@ class Step:
         Raises UsageError for other outputs, or where their form differs between shards or steps;
         PeerLost when another rank is gone.
         """
+        agreement = None if self._parts.sharded is None else self._parts.agreement
+        if agreement is not None:
+            agreement.watch_rows()
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
+        if agreement is not None:
+            agreement.look_at_rows()
         form = self._parts.forms.check(self._passes, function, outputs)
         dtype = torch.int64 if form.dtype in INTEGERS else form.dtype
         summands = ((shard, output.detach()) for shard, output in outputs.items())
@@ -192,6 +197,7 @@ class Step:
         self._check_usable()
         gradients = self._parts.gradients
         self._parts.buffers.check_body()
+        self._parts.contract.check_body()
         self._begin_gradients(scaler)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
@@ -371,7 +377,7 @@ class Step:
         if self._parts.sharded is not None:
             audited = () if self.audit is None else self.audit.shards
             if self._parts.agreement is not None:
-                self._parts.agreement.begin_gradients()
+                self._parts.agreement.watch_rows()
             self._parts.sharded.begin_computation(self._parts.exchange, audited, self._parts.contract.sharded)
 
     def _ask(self, number: int) -> Requests:
