@@ -125,7 +125,7 @@ class ShardedModules:
     # What the ranks do together, one thing after another, as each of them tells.
 
     def goes_on(self) -> None:
-        """Something else than a forward of the recipe's own. Raises PeerLost."""
+        """Tell that what all do next gathers nothing for the recipe. Raises PeerLost."""
         self._tell("other things")
 
     def meet(self, what: str = "a forward") -> None:
@@ -156,7 +156,7 @@ class ShardedModules:
         return "" if ahead < 0 else things[max(-1 - ahead, -len(things))]
 
     def _tell(self, what: str) -> None:
-        """A rank on a GPU may be some things ahead of what others have read."""
+        """With the things before it: a rank on a GPU may be ahead of what others have read."""
         self._number += 1
         self._newest.append(what)
         self._groups.tell(TOLD, "|".join([str(self._number), *self._newest]), is_at_once=False)
@@ -260,10 +260,8 @@ class ShardedModules:
 
     def again(self, shards: Sequence[int], backward: Callable[[], None]) -> dict[int, dict[str, int]]:
         """The same, of a backward in which each rank computes one of these shards again."""
-        of, was = (
-            self.computation,
-            (self.computation.now, self.computation.is_last, self.computation.checksums),
-        )
+        of = self.computation
+        was = of.now, of.is_last, of.checksums
         of.now, of.is_last, of.is_added, of.checksums = tuple(shards), False, False, {}
         backward()
         found = self._whole(of.checksums)
@@ -285,12 +283,12 @@ class ShardedModules:
 
 class _Gather(Allocating):
     def __init__(self, module: int, of: Computation, meet: Callable[[], None]) -> None:
-        self._module, self.computation, self._meet = module, of, meet
+        self._module, self._of, self._meet = module, of, meet
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         self._meet()
-        self.computation.note(self._module)
-        with self.computation.waiting(), peers_may_die("a gather of parameters"):
+        self._of.note(self._module)
+        with self._of.waiting(), peers_may_die("a gather of parameters"):
             return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
