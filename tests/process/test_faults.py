@@ -8,9 +8,9 @@ TWO = ("--nproc-per-node", "2")
 PLAN = {
     "step 3 rank 0": "kill",
     "step 6 snapshot": "kill",
-    "step 9 rank 1 mid-sum": "kill",
-    "step 12 rank 1": "exit 9",
-    "step 14 rank 1 backward": "raise",
+    "step 9 rank 0 mid-sum": "kill",
+    "step 12 rank 0": "exit 9",
+    "step 14 rank 0 backward": "raise",
     "step 17 rank 1 optimizer": "pause 1s",
     "step 19 rank 0 optimizer": "kill",
     "generation 7 rank 1 restore": "kill",
@@ -21,7 +21,8 @@ PHASES = ("detect_s", "rendezvous_s", "down_s", "restore_s", "first_step_s")
 
 def test_ranks_that_die_at_any_point_do_not_change_the_result(drill, undisturbed):
     """A rank dies before, in and after a step, in its snapshot, which is torn and not used, and
-    while it restores; one exits, raises or pauses. The last fault of the plan never strikes.
+    while it restores; one exits, raises or pauses. The last fault of the plan never strikes. Rank 0
+    dies: rank 1 may do so while rank 0 still writes the step before.
 
     Two restarts without a new step are allowed and six are needed: that progress resets the count
     is part of the proof.
@@ -35,18 +36,14 @@ def test_ranks_that_die_at_any_point_do_not_change_the_result(drill, undisturbed
     assert "no fault struck: generation 99 rank 0 restore: kill" in agent.output
     culprits = drill.values("worker_exited", "generation", "rank", "signal", victim=False)
     assert [(generation, rank) for generation, rank, _ in culprits[:7]] == [
-        (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 0), (7, 1),
+        (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 1),
     ]  # fmt: skip
     assert [killed for _, _, killed in culprits[3:5]] == [None, None]
     assert [e["code"] for e in drill.events("worker_exited", generation=4, victim=False)] == [9]
     victims = set(drill.values("worker_exited", "generation", "rank", victim=True))
-    assert victims >= {(1, 1), (2, 1), (3, 0), (4, 0), (5, 0), (6, 1)}
+    assert victims >= {(generation, 1) for generation in range(1, 7)}
     restored = drill.values("restored", "generation", "step", "lost_steps")
-    # Rank 1 may raise in step 14 while rank 0 copies the state of step 13, or writes its line.
-    assert restored in (
-        [(1, 0, 0), (2, 2, 0), (3, 5, 1), (4, 8, 0), (5, 11, 0), (6, *kept), (8, 18, 0)]
-        for kept in [(13, 0), (12, 1), (12, 0)]
-    )
+    assert restored == [(1, 0, 0), (2, 2, 0), (3, 5, 1), (4, 8, 0), (5, 11, 0), (6, 13, 0), (8, 18, 0)]
     # Rank 0 wrote down step 18 after its sum, which rank 1 slept before.
     paused = drill.happens("fault_injected", step=17)["time"]
     assert run_records.lines(drill.run.metrics)[17]["time"] - paused >= 1.0
