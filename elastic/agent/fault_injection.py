@@ -56,9 +56,9 @@ class NodeFaults:
 
     def _inject(self, fault: Fault, step: int) -> None:
         self._log.record(FaultInjected(fault=fault.text, step=step))
-        match fault.action.kind:
+        match fault.kind:
             case Kind.PAUSE:
-                pause(_with_descendants(os.getpid()), fault.action.amount)
+                pause(_with_descendants(os.getpid()), fault.amount)
             case Kind.TERMINATE:
                 os.kill(os.getpid(), signal.SIGTERM)
             case _:

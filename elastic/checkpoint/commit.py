@@ -22,6 +22,7 @@ It does not promise that a save succeeds, nor that a failed one leaves nothing b
 sweeps what was not committed.
 """
 
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,12 +32,12 @@ from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.payload_check import check_state, digest_of
 from elastic.checkpoint.record import (
     FORMAT,
+    PAYLOAD,
     CommitRecord,
     Hashes,
     Part,
     Save,
-    new_attempt,
-    payload_name,
+    attempt_name,
     step_dir,
 )
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
@@ -94,8 +95,8 @@ def commit(  # noqa: PLR0913 - the seam of the protocol to everything outside it
     Raises Fenced when a newer generation exists without this node, StoreFailed when the store does
     not take the checkpoint before the deadline, and what `hashed` raises.
     """
-    write = Write(store, save, limits, clock, new_attempt(save.generation))
-    name = payload_name(save.step, write.attempt)
+    write = Write(store, save, limits, clock, uuid.uuid4().hex[:8])
+    name = f"{write.folder}/{PAYLOAD}"
     try:
         write.upload(name, payload, reached)
         record = write.record(hashed(), payload.size_bytes)
@@ -121,8 +122,9 @@ class Write:
     has found it.
     """
 
-    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock, attempt: str) -> None:
-        self.attempt = attempt
+    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock, own: str) -> None:
+        self.attempt = attempt_name(save.generation, own)
+        self.folder = f"{step_dir(save.step)}/{self.attempt}"
         self._store = store
         self._save = save
         self._limits = limits

@@ -31,7 +31,6 @@ from elastic.checkpoint.record import (
     parse,
     save_limit_s,
     sealed,
-    step_dir,
     sums_of,
     unsealed,
 )
@@ -74,8 +73,8 @@ class PartsCommit:
         """Raises as commit.commit does; StoreFailed too where parts of others stay away."""
         began_s = self.clock.monotonic()
         named = f"{self.save} {self.of} {self.checksum} {self.has_digest}"
-        attempt = f"a-{self.save.generation:06d}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
-        write = Write(self.store, self.save, self.limits, self.clock, attempt)
+        own_name = hashlib.sha256(named.encode()).hexdigest()[:8]
+        write = Write(self.store, self.save, self.limits, self.clock, own_name)
         if any(each.number == 0 for each in parts):
             write.check_may_go_on()
             with suppress(StoreFailed):  # a store that lists nothing may still take a save
@@ -112,7 +111,7 @@ class PartsCommit:
 
     def _store(self, write: Write, part: OfferedPart, hashed: Callable[[], Hashes]) -> None:
         file = f"part-{part.number:05d}-{uuid.uuid4().hex[:8]}.safetensors"
-        name = f"{self._folder(write)}/{file}"
+        name = f"{write.folder}/{file}"
         try:
             write.upload(name, part.payload, self.reached)
             told = Part(name=file, size_bytes=part.payload.size_bytes, sha256=hashed().sha256)
@@ -142,7 +141,7 @@ class PartsCommit:
 
     def _committed(self, write: Write, *, is_first: bool) -> Committed:
         """The checkpoint, all of whose parts are there. is_first: this node stores the first."""
-        name = f"{self._folder(write)}/{COMMIT}"
+        name = f"{write.folder}/{COMMIT}"
         while True:
             with suppress(StoreUnavailable):
                 if (data := read_small(self.store, name, self.clock)) is not None:
@@ -182,8 +181,5 @@ class PartsCommit:
         except ValueError as error:
             raise CheckpointDamaged(str(error)) from error
 
-    def _folder(self, write: Write) -> str:
-        return f"{step_dir(self.save.step)}/{write.attempt}"
-
     def _name(self, write: Write, number: int) -> str:
-        return f"{self._folder(write)}/part-{number:05d}.json"
+        return f"{write.folder}/part-{number:05d}.json"

@@ -1,14 +1,12 @@
 """A commit record has all that is needed to trust a checkpoint; anything less is damage.
 
 It does not promise that the payload exists or is whole: payload_check.py compares the payload
-with the record. The names of everything below the checkpoints' URL are made and parsed here and
-nowhere else.
+with the record. Names below the checkpoints' URL are parsed here and nowhere else.
 """
 
 import hashlib
 import json
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -123,7 +121,7 @@ class CommitRecord(Save):
 
     @property
     def payload(self) -> str:
-        return payload_name(self.step, self.attempt)
+        return f"{self.folder}/{PAYLOAD}"
 
     @property
     def name(self) -> str:
@@ -182,12 +180,9 @@ def step_dir(step: int) -> str:
     return f"{step:012d}"
 
 
-def new_attempt(generation: int) -> str:
-    return f"a-{generation:06d}-{uuid.uuid4().hex[:8]}"
-
-
-def payload_name(step: int, attempt: str) -> str:
-    return f"{step_dir(step)}/{attempt}/{PAYLOAD}"
+def attempt_name(generation: int, own: str) -> str:
+    """own: 8 digits in hex, other ones for each attempt."""
+    return f"a-{generation:06d}-{own}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,25 +83,24 @@ class FaultInjector:
             self._clock.sleep(self._slow_s)
 
     def _inject(self, fault: Fault) -> None:
-        action = fault.action
-        match action.kind:
+        match fault.kind:
             case Kind.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Kind.RAISE:
                 raise InjectedFault(f"injected: {fault.text}")
             case Kind.EXIT:
-                os._exit(int(action.amount))
+                os._exit(int(fault.amount))
             case Kind.HANG:
                 # The main thread never comes back to the recipe, but signal handlers still run: the
                 # agent's SIGQUIT, which asks for the stacks of all threads, is answered.
                 while True:
                     signal.pause()
             case Kind.PAUSE:
-                pause([os.getpid()], action.amount)
+                pause([os.getpid()], fault.amount)
             case Kind.FLIP:
-                self.flip(action.target)
+                self.flip(fault.target)
             case Kind.SLOW:
-                self._slow_s = action.amount
+                self._slow_s = fault.amount
             case Kind.TERMINATE:
                 raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 

@@ -85,27 +85,19 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """amount: the exit code, the seconds of a pause, or those that each shard of a slow step waits.
-
-    target: what a flip changes.
-    """
-
-    kind: Kind
-    amount: float = 0.0
-    target: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault of a plan.
 
-    `text` is the fault in words: events quote it, and its claim is named after it.
+    `text` is the fault in words: events quote it, and its claim is named after it. amount: the exit
+    code, the seconds of a pause, or those that each shard of a slow step waits. target: what a flip
+    changes.
     """
 
     text: str
     trigger: At | AtIntervals
-    action: Action
+    kind: Kind
+    amount: float = 0.0
+    target: str = ""
 
 
 # Of amounts: more than the first number, up to the second.
@@ -167,7 +159,7 @@ def _fault(words: str) -> Fault | None:
                 period_s=float(given["period"]), jitter_s=float(given["jitter"] or 0), seed=int(given["seed"])
             )
             is_possible = 0 <= every.jitter_s <= every.period_s > 0
-            return Fault(text=words, trigger=every, action=Action(kind=Kind.KILL)) if is_possible else None
+            return Fault(text=words, trigger=every, kind=Kind.KILL) if is_possible else None
         kind = Kind(given["action"].partition(" ")[0])
         amount = float(given.get(kind.value) or 0) if kind in _RANGES else 0.0
         above, most = _RANGES.get(kind, (-1.0, 0.0))
@@ -185,7 +177,9 @@ def _fault(words: str) -> Fault | None:
         return Fault(
             text=words,
             trigger=At(point=point, number=int(given["number"]), who=int(given.get("who") or 0)),
-            action=Action(kind=kind, amount=amount, target=target),
+            kind=kind,
+            amount=amount,
+            target=target,
         )
     return None
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.errors import UsageError
 from elastic.faults import plan
-from elastic.faults.plan import NODE, RESTORE, Action, At, AtIntervals, Kind, parse, unreached
+from elastic.faults.plan import NODE, RESTORE, At, AtIntervals, Kind, parse, unreached
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def at(point, number, who=0):
 
 
 def does(kind, amount=0.0, target=""):
-    return Action(kind=kind, amount=amount, target=target)
+    return kind, amount, target
 
 
 MEANINGS = {
@@ -52,7 +52,7 @@ def test_a_plan_of_every_kind_of_line():
         f"# a drill; of all\n\n{first.replace(' ', '   ')}; {'; '.join(others[:8])}  # some\n"
         + "\n".join(others[8:])
     )
-    assert {fault.text: (fault.trigger, fault.action) for fault in found} == MEANINGS
+    assert {each.text: (each.trigger, (each.kind, each.amount, each.target)) for each in found} == MEANINGS
     assert parse("# nothing\n ; ;") == ()
 
 

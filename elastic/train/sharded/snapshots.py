@@ -11,6 +11,7 @@ node has room for one slot alone.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -33,15 +34,6 @@ class Place:
     writer: int
     leader: int
     is_copy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Which slot a leader has found, in which memory; -1 for none."""
-
-    path: str
-    capacity_bytes: int
-    slot: int
 
 
 def places_of(nodes: Sequence[Sequence[int]], copies: int) -> list[Place]:
@@ -84,7 +76,7 @@ class PartSnapshotting(Snapshotting):
         self._leader = next((each.leader for each in places if each.writer == groups.rank), None)
         self._opened: SnapshotSlots | None = None  # those of this rank's leader
         self._scratch = memoryview(b"")
-        self._memory = ("", 0)  # how that one names them: a path, and their capacity
+        self._memory = list[Any]()  # how that one names them: a path, and their capacity
 
     def keeps(self, step: int, *, is_last: bool) -> bool:
         return self._groups.rank not in self._leaders or super().keeps(step, is_last=is_last)
@@ -157,17 +149,16 @@ class PartSnapshotting(Snapshotting):
         if groups.rank in self._leaders:
             last, at = starts_of(self._places, groups.rank, sizes)[-1]
             found = self._free_slot(at + sizes[last.number], patient=patient, meanwhile=meanwhile)
-        mine = _Slot("", 0, -1) if found is None else _Slot(found[0].path, found[0].capacity_bytes, found[1])
+        mine: list[Any] = [] if found is None else [found[0].path, found[0].capacity_bytes, found[1]]
         told = groups.all_gather(mine)
-        if any(told[leader].slot < 0 for leader in self._leaders):
+        if not all(told[leader] for leader in self._leaders):
             return None
         if self._leader is None or found is not None:
             return found or (None, 0)
-        its = told[self._leader]
-        memory = its.path, its.capacity_bytes
+        *memory, slot = told[self._leader]
         if memory != self._memory:
-            self._opened, self._memory = SnapshotSlots.open(its.path), memory
-        return self._opened, its.slot
+            self._opened, self._memory = SnapshotSlots.open(memory[0]), memory
+        return self._opened, slot
 
 
 def _bytes(memory: memoryview) -> torch.Tensor:
