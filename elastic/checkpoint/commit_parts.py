@@ -129,14 +129,18 @@ class PartsCommit:
             write.drop(name)
 
     def _missing(self, write: Write, within_s: float) -> list[int]:
-        """Parts that are not there by then."""
-        missing, pause_s, until_s = list(range(self.of)), POLL_S, self.clock.monotonic() + within_s
-        while missing := [each for each in missing if self._stored(write, each) is None]:
-            if self.clock.monotonic() >= until_s:
-                break
-            write.check_may_go_on()
-            self.clock.sleep(pause_s)
-            pause_s = min(1.1 * pause_s, LONGEST_POLL_S)
+        """Parts that are not there by then. They are awaited one after another: to ask for each of
+        hundreds again and again would be a load for the store.
+        """
+        missing, pause_s, until_s = list[int](), POLL_S, self.clock.monotonic() + within_s
+        for number in range(self.of):
+            while self._stored(write, number) is None:
+                if self.clock.monotonic() >= until_s:
+                    missing.append(number)
+                    break
+                write.check_may_go_on()
+                self.clock.sleep(pause_s)
+                pause_s = min(1.1 * pause_s, LONGEST_POLL_S)
         return missing
 
     def _committed(self, write: Write, *, is_first: bool) -> Committed:
