@@ -84,19 +84,21 @@ class PartsCommit:
         own_s = self.clock.monotonic() - began_s
         if not stored_bytes:  # by an earlier try, which tells no time
             own_s = save_limit_s(0.0, sum(each.payload.size_bytes for each in own))
-        missing = self._missing(write, COPIES_S + own_s)
+        known: dict[int, Part] = {}
+        missing = self._await(write, known, COPIES_S + own_s)
         copies = [each for each in parts if each.is_copy and each.number in missing]
         if missing:
             self._store_all(write, copies)
             all_s = own_s * self.of / max(1, len(own))
-            missing = self._missing(write, OTHERS_S + all_s)
+            missing = self._await(write, known, OTHERS_S + all_s)
         if missing:
             waited_s = self.clock.monotonic() - began_s
             raise StoreFailed(
                 f"the parts of ranks {', '.join(map(str, missing))} were not stored within {waited_s:.0f} s; "
                 "did their nodes, or uploaders, die?"
             )
-        return self._committed(write, is_first=any(each.number == 0 for each in (*own, *copies)))
+        is_first = any(each.number == 0 for each in (*own, *copies))
+        return self._committed(write, tuple(known[number] for number in range(self.of)), is_first=is_first)
 
     def _store_all(self, write: Write, parts: Sequence[OfferedPart]) -> int:
         """Those that are not there, all at once; returns how many bytes."""
@@ -128,23 +130,27 @@ class PartsCommit:
         if retrying(create, clock=self.clock, deadline=self.limits.deadline) != record:
             write.drop(name)
 
-    def _missing(self, write: Write, within_s: float) -> list[int]:
-        """Parts that are not there by then. They are awaited one after another: to ask for each of
-        hundreds again and again would be a load for the store.
-        """
-        missing, pause_s, until_s = list[int](), POLL_S, self.clock.monotonic() + within_s
-        for number in range(self.of):
-            while self._stored(write, number) is None:
-                if self.clock.monotonic() >= until_s:
-                    missing.append(number)
-                    break
-                write.check_may_go_on()
-                self.clock.sleep(pause_s)
-                pause_s = min(1.1 * pause_s, LONGEST_POLL_S)
-        return missing
+    def _await(self, write: Write, known: dict[int, Part], within_s: float) -> list[int]:
+        """Add the stored parts to those that are known, and return which are not there by then.
 
-    def _committed(self, write: Write, *, is_first: bool) -> Committed:
-        """The checkpoint, all of whose parts are there. is_first: this node stores the first."""
+        They are awaited one after another: to ask for each of hundreds again and again would be a
+        load for the store.
+        """
+        pause_s, until_s = POLL_S, self.clock.monotonic() + within_s
+        for number in range(self.of):
+            while number not in known:
+                if (part := self._stored(write, number)) is not None:
+                    known[number] = part
+                elif self.clock.monotonic() >= until_s:
+                    break
+                else:
+                    write.check_may_go_on()
+                    self.clock.sleep(pause_s)
+                    pause_s = min(1.1 * pause_s, LONGEST_POLL_S)
+        return [number for number in range(self.of) if number not in known]
+
+    def _committed(self, write: Write, parts: tuple[Part, ...], *, is_first: bool) -> Committed:
+        """The checkpoint of these parts, which are stored. is_first: by this node, the first."""
         name = f"{write.folder}/{COMMIT}"
         while True:
             with suppress(StoreUnavailable):
@@ -154,13 +160,9 @@ class PartsCommit:
                     break
             write.check_may_go_on()
             self.clock.sleep(LONGEST_POLL_S)
-        parts = [self._stored(write, number) for number in range(self.of)]
-        known = tuple(part for part in parts if part is not None)
-        if len(known) < self.of:  # they were there
-            raise StoreFailed("the store has answered for all parts of a save, and does not for some now")
-        size_bytes, sha256 = sums_of(known)
+        size_bytes, sha256 = sums_of(parts)
         hashes = Hashes(digest="", sha256=sha256, checksum=self.checksum)
-        record = write.record(hashes, size_bytes, known)
+        record = write.record(hashes, size_bytes, parts)
         self.reached("before-commit")
         if (other := write.other()) is not None:
             if are_other_states(other, record, self.store, self.clock):

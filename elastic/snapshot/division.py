@@ -10,7 +10,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.errors import CheckpointDamaged
@@ -65,12 +65,8 @@ class Division:
         for number, part in parts.items():
             sizes = {name: each.end - each.start for name, each in part.entries.items()}
             expected = {name: len(self.rows_of(name, number)) * self.row_bytes(name) for name in self.shapes}
-            is_cut_so = Division.of_header(part) == replace(self, number=number)
-            if (
-                not is_cut_so
-                or uncut(part.document) != uncut(document)
-                or any(sizes.get(name, 0) != size for name, size in expected.items())
-            ):
+            is_of_it = part.document == _with_number(document, number)
+            if not is_of_it or any(sizes.get(name, 0) != size for name, size in expected.items()):
                 raise CheckpointDamaged(f"part {number} is that of another state than the first part")
 
     def rows_of(self, name: str, number: int) -> range:
@@ -89,6 +85,12 @@ def uncut(document: Any) -> Any:
     """The document of the whole state."""
     about = {key: value for key, value in document["about"].items() if key != CUT}
     return document | {"about": about}
+
+
+def _with_number(document: Any, number: int) -> Any:
+    """The document of another part of the same state."""
+    about = document["about"]
+    return document | {"about": about | {CUT: about[CUT] | {"number": number}}} if CUT in about else document
 
 
 def chunk(rows: int, number: int, of: int) -> range:

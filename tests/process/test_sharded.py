@@ -166,7 +166,7 @@ REFUSED = {
     "optimizer": "expected an optimizer that updates each number by itself",
     "penalty": "found a term of the loss that uses them by itself",
     "unused": "expected a gradient of each of its",
-    "some": "expected gradients in every shard or in none",
+    **dict.fromkeys(["some first", "some last"], "expected gradients in every shard or in none"),
     "order": "expected every worker to use the sharded modules in one order",
     "torch": "shard its module by run.fully_shard",
     **dict.fromkeys(["alone first", "alone in it", "alone last"], "found rank 1 go on without it"),

@@ -1,9 +1,11 @@
 """The documents can be checked: links and names that lead somewhere, and a proof of each guarantee
-and each failure.
+and each failure. So can the mutants of `make mutants`: each finds its text.
 """
 
 import re
 from pathlib import Path
+
+from mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,3 +72,8 @@ def test_each_file_of_train_has_its_place_in_the_architecture():
     files = [path.name for path in (ROOT / "elastic" / "train").rglob("*.py") if path.name != "__init__.py"]
 
     assert [file for file in sorted(files) if file not in text] == []
+
+
+def test_each_mutant_finds_its_text_once():
+    found = {each.old: (ROOT / "elastic" / each.file).read_text().count(each.old) for each in MUTANTS}
+    assert [old for old, times in found.items() if times != 1] == []

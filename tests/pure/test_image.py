@@ -5,7 +5,6 @@ CheckpointDamaged.
 import hashlib
 import itertools
 import json
-import math
 from contextlib import suppress
 
 import numpy as np
@@ -14,6 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from saved_state import any_tensors
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import checksum, image, image_hash, safetensors_header
@@ -41,14 +41,7 @@ def tensors(draw):
         if found and draw(st.booleans()):
             found[name] = found[draw(st.sampled_from(sorted(found)))]
             continue
-        dtype = draw(st.sampled_from(list(image.DTYPES)))
-        shape = draw(st.lists(st.integers(0, 4), max_size=3))
-        size = math.prod(shape) * dtype.itemsize
-        data = draw(st.binary(min_size=size, max_size=size))
-        if dtype is torch.bool:
-            data = bytes(byte & 1 for byte in data)
-        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        tensor = flat.reshape(shape)
+        tensor = draw(any_tensors())
         if tensor.dim() == 2:
             tensor = draw(st.sampled_from([tensor, tensor.T, tensor[:, ::2]]))
         found[name] = tensor

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from saved_state import Holder, saved
+from saved_state import Holder, any_tensors, saved
 from torch import nn
 
 from elastic import State, Values
@@ -46,14 +46,7 @@ def tensors(draw):
     """Any dtype that an image keeps, 0 to 3 dimensions, sometimes empty, in any order in memory,
     any bits.
     """
-    dtype = draw(st.sampled_from(list(image.DTYPES)))
-    shape = draw(st.lists(st.integers(0, 3), max_size=3))
-    size = math.prod(shape) * dtype.itemsize
-    data = draw(st.binary(min_size=size, max_size=size))
-    if dtype is torch.bool:
-        data = bytes(byte & 1 for byte in data)
-    flat = torch.frombuffer(bytearray(data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
-    tensor = flat.reshape(shape)
+    tensor = draw(any_tensors(3))
     return tensor.permute(draw(st.permutations(range(tensor.dim())))).clone()
 
 

@@ -1,7 +1,12 @@
-"""A state as a checkpoint keeps it, and an object that holds one."""
+"""A state as a checkpoint keeps it, an object that holds one, and any tensor."""
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from elastic.snapshot import image
 from elastic.train.state.flat import FlatState
@@ -28,3 +33,16 @@ def saved(state: State) -> FlatState:
     body = bytearray(laid_out.size_bytes)
     image.copy_into(laid_out, body)
     return FlatState.read(*image.read(body))
+
+
+@st.composite
+def any_tensors(draw: DrawFn, most: int = 4) -> torch.Tensor:
+    """Any bits of any dtype that an image keeps; 0 to 3 dimensions of at most this size."""
+    dtype = draw(st.sampled_from(list(image.DTYPES)))
+    shape = draw(st.lists(st.integers(0, most), max_size=3))
+    size = math.prod(shape) * dtype.itemsize
+    data = draw(st.binary(min_size=size, max_size=size))
+    if dtype is torch.bool:
+        data = bytes(byte & 1 for byte in data)
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)

@@ -81,7 +81,7 @@ def built(run: elastic.Run, asked: argparse.Namespace) -> Net:
 
 
 def layers(fault: str, shard: int) -> tuple[int, ...]:
-    if fault == "some" and shard < 2:
+    if fault == ("some first" if shard < 2 else "some last"):
         return 0, 1, 3
     return (0, 2, 1, 3) if fault == "order" and shard % 2 else (0, 1, 2, 3)
 
