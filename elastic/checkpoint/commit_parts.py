@@ -82,13 +82,13 @@ class PartsCommit:
         own = [each for each in parts if not each.is_copy]
         stored_bytes = self._store_all(write, own)
         own_s = self.clock.monotonic() - began_s
-        if not stored_bytes:  # by an earlier try, which tells no time
-            own_s = save_limit_s(0.0, sum(each.payload.size_bytes for each in own))
         known: dict[int, Part] = {}
         missing = self._await(write, known, COPIES_S + own_s)
         copies = [each for each in parts if each.is_copy and each.number in missing]
         if missing:
             self._store_all(write, copies)
+            if not stored_bytes:  # by an earlier try, which tells no time
+                own_s = save_limit_s(0.0, sum(each.payload.size_bytes for each in own))
             all_s = own_s * self.of / max(1, len(own))
             missing = self._await(write, known, OTHERS_S + all_s)
         if missing:
@@ -152,6 +152,14 @@ class PartsCommit:
     def _committed(self, write: Write, parts: tuple[Part, ...], *, is_first: bool) -> Committed:
         """The checkpoint of these parts, which are stored. is_first: by this node, the first."""
         name = f"{write.folder}/{COMMIT}"
+        size_bytes, sha256 = sums_of(parts)
+        hashes = Hashes(digest="", sha256=sha256, checksum=self.checksum)
+        record = write.record(hashes, size_bytes, parts)
+        if (other := write.other()) is not None:
+            if are_other_states(other, record, self.store, self.clock):
+                return Committed(record=other, is_ours=False, difference=other_state_text(other))
+            if other.digest or not self.has_digest:
+                return Committed(record=other, is_ours=False, difference="")
         while True:
             with suppress(StoreUnavailable):
                 if (data := read_small(self.store, name, self.clock)) is not None:
@@ -160,15 +168,7 @@ class PartsCommit:
                     break
             write.check_may_go_on()
             self.clock.sleep(LONGEST_POLL_S)
-        size_bytes, sha256 = sums_of(parts)
-        hashes = Hashes(digest="", sha256=sha256, checksum=self.checksum)
-        record = write.record(hashes, size_bytes, parts)
         self.reached("before-commit")
-        if (other := write.other()) is not None:
-            if are_other_states(other, record, self.store, self.clock):
-                return Committed(record=other, is_ours=False, difference=other_state_text(other))
-            if other.digest or not self.has_digest:
-                return Committed(record=other, is_ours=False, difference="")
         if self.has_digest:
             record = replace(record, digest=digest_of(self.store, record, self.clock))
         write.publish(record)

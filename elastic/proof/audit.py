@@ -72,13 +72,17 @@ class Auditor:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Afterwards the State, its gradients and the random streams are as before."""
+        """Afterwards the State, its gradients and the random streams are as before; sharded modules
+        hold their own rows.
+        """
         buffers, gradients = self.of_steps.buffers.save(), [(p, p.grad) for p in self.names]
         modes = Modes(structure.submodules(self.parts.state.modules))
         with random_streams.kept():
             try:
                 yield
             finally:
+                if self.parts.state.sharded is not None:
+                    self.parts.state.sharded.reshard()
                 modes.load()
                 self.of_steps.buffers.load(buffers)
                 for parameter, gradient in gradients:

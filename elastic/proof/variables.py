@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.proof.evidence import CUT, SHOWN, STATE
+from elastic.snapshot.sharded import is_sharded
 from elastic.worker.preload import is_installed
 
 DEPTH, MOST_VALUES, MOST_ELEMENTS, MOST_BYTES, LONGEST_S = 3, 2000, 100, 64 << 20, 0.1
@@ -102,7 +103,7 @@ class Collector:
             return _digest(repr(value.bit_generator.state))
         if isinstance(value, np.random.RandomState):
             return _digest(repr(value.get_state()))
-        if not isinstance(value, Tensor | np.ndarray):
+        if not isinstance(value, Tensor | np.ndarray) or is_sharded(value):  # a gather is one of all ranks
             return None
         self._bytes += value.nbytes
         if self._bytes > MOST_BYTES or (isinstance(value, np.ndarray) and value.dtype.hasobject):

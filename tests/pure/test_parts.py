@@ -134,7 +134,7 @@ def regrouped(member, of, is_sharded, is_whole):
             parts.append(image_of(own, document | {"about": about}))
     holders = [number % groups.world_size for number in range(len(parts))]
     load = [*map(memoryview, parts)].__getitem__
-    got = FlatState.read(*regroup(groups, state, holders, load, at_once=groups.world_size))
+    got = FlatState.read(*regroup(groups, state, holders, load))
     expected = dict(tensors)
     if is_sharded:
         for name in sharded:
@@ -259,7 +259,11 @@ def test_a_crash_anywhere_leaves_a_whole_checkpoint_or_none(operation, fault):
     ("number", "is_so", "is_said"), [(1, rb"(chain\W+)c", rb"\1d"), (2, rb"(number\W+)2", rb"\g<1>1")]
 )
 def test_parts_of_two_states_do_not_join(number, is_so, is_said):
-    """Another document with the same rows, and other rows with the same one."""
+    """Another document with the same rows, and other rows with the same one. What stands beside a
+    state may differ.
+    """
+    beside = re.sub(rb"(sharded\W+m.)0", rb"\g<1>1", PARTS[1])
+    assert beside != PARTS[1] and joined(list(map(safetensors_header.parse, (PARTS[0], beside, PARTS[2]))))
     parts = [PARTS[0], re.sub(is_so, is_said, PARTS[number]), PARTS[2]]
     with pytest.raises(CheckpointDamaged, match="part 1 is that of another state"):
         joined(list(map(safetensors_header.parse, parts)))

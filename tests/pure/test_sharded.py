@@ -110,14 +110,13 @@ def all_are_sharded(monkeypatch):
 
 @pytest.mark.parametrize("name", BY_ELEMENT.split())
 def test_an_optimizer_by_element_passes(all_are_sharded, name):
-    before = random.getstate(), torch.get_rng_state()
+    before = random.getstate(), torch.get_rng_state().tolist()
     optimizer = getattr(torch.optim, name)([nn.Parameter(torch.ones(3, 2))], lr=0.01)
     torch.optim.lr_scheduler.StepLR(optimizer, 5)
     had = {key: set(of_one) for key, of_one in optimizer.state.items()}
     optimizers.check(optimizer)
     assert {key: set(of_one) for key, of_one in optimizer.state.items()} == had
-    assert before[0] == random.getstate()
-    assert torch.equal(before[1], torch.get_rng_state())
+    assert before == (random.getstate(), torch.get_rng_state().tolist())
 
 
 OTHERS = ByNorm, torch.optim.Adafactor, torch.optim.Muon, torch.optim.LBFGS
@@ -127,5 +126,6 @@ ROUNDED = (partial(torch.optim.AdamW, fused=True), torch.float32), (torch.optim.
 
 @pytest.mark.parametrize(("make", "dtype"), [*((each, torch.float32) for each in OTHERS), *ROUNDED])
 def test_an_optimizer_that_is_not_by_element_is_refused(all_are_sharded, make, dtype):
+    parameters = [nn.Parameter(torch.ones(3, 2, dtype=each)) for each in (torch.float64, dtype)]
     with pytest.raises(UsageError, match="expected an optimizer that updates each number by itself"):
-        optimizers.check(make([nn.Parameter(torch.ones(3, 2, dtype=dtype))], lr=0.01))
+        optimizers.check(make(parameters, lr=1e-3))

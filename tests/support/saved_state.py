@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
 
 from elastic.snapshot import image
 from elastic.train.state.flat import FlatState
@@ -36,7 +35,7 @@ def saved(state: State) -> FlatState:
 
 
 @st.composite
-def any_tensors(draw: DrawFn, most: int = 4) -> torch.Tensor:
+def any_tensors(draw: Any, most: int = 4) -> torch.Tensor:
     """Any bits of any dtype that an image keeps; 0 to 3 dimensions of at most this size."""
     dtype = draw(st.sampled_from(list(image.DTYPES)))
     shape = draw(st.lists(st.integers(0, most), max_size=3))

@@ -1,24 +1,25 @@
-"""What DTensor computes of a sharded tensor has the same bits at every world size, or is refused.
+"""Numbers that DTensor makes of a sharded tensor do not depend on the world size, or are refused.
 
-DTensor adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
+It adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
 rows, torch's clip_grad_norm_. These are refused. A minimum or a maximum, counts, and whole tensors
-by `full_tensor()` have the same bits everywhere. DTensor draws random numbers for the rows of each
-rank by themselves; here they are those of the whole tensor.
+by `full_tensor()` have the same bits everywhere. It draws random numbers for the rows of each
+rank by themselves, and its `item()` is of these rows; here they are those of the whole tensor.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad
+from torch import Tensor
 
 from elastic.errors import UsageError
-from elastic.snapshot.sharded import as_sharded, is_sharded, local
+from elastic.snapshot.sharded import as_sharded, is_cut_by_rows, is_sharded, local
 
-# Operations that depend on no value of their tensor.
-_DRAWS = {"normal_", "uniform_", "bernoulli_", "rand_like", "randn_like", "randint_like"}
+# Draws that depend on no value of their tensor.
+_DRAWS = {
+    *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_"),
+    *("uniform_", "rand_like", "randn_like", "randint_like"),
+}
 _SETTINGS = (
     *("set_all_reduce_hook", "set_custom_all_gather", "set_custom_reduce_scatter"),
     *("set_force_sum_reduction_for_comms", "set_gradient_divide_factor", "set_is_last_backward"),
@@ -26,61 +27,53 @@ _SETTINGS = (
 )
 
 
-@cache
 def make_alike(meet: Callable[[str], None]) -> None:
-    """Change DTensor in this process. meet: called before all ranks gather a whole tensor.
+    """Change DTensor in this process. meet: called before all ranks gather rows.
 
     Raises AttributeError where this torch has another DTensor.
     """
-    from torch.distributed.tensor import DTensor, Partial
+    from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 
-    def redistribute(self: Any, *arguments: Any, **options: Any) -> DTensor:
-        meet("a full_tensor() or a full state dict")
-        return gathered(self, *arguments, **options)
+    # All that DTensor exchanges passes here, with one worker as well, who exchanges nothing.
+    users: list[Any] = [_api, _dispatch, _redistribute]
+    exchange = _redistribute.redistribute_local_tensor
 
-    gathered, DTensor.redistribute = DTensor.redistribute, redistribute  # type: ignore[method-assign]
-    for name in ("_reduce_value", "_reduce_shard_value"):
-        setattr(Partial, name, _without_sums(getattr(Partial, name)))
-    clip: Any = clip_grad
-    clip._get_total_norm = nn.utils.get_total_norm = _total_norm(clip._get_total_norm)  # noqa: SLF001
+    def exchanged(tensor: Tensor, current: Any, *arguments: Any, **options: Any) -> Tensor:
+        of_ranks = {each.reduce_op for each in current.placements if each.is_partial()}
+        if of_ranks - {"min", "max"} and (tensor.is_floating_point() or tensor.is_complex()):
+            raise UsageError(
+                "expected no sum over rows of a sharded tensor, whose bits depend on the number of workers, found one; take x.full_tensor(), or "
+                "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_"
+            )
+        if not all(each.is_replicate() for each in current.placements):
+            meet("a gather (x.full_tensor(), a full state dict, a number of all rows)")
+        return exchange(tensor, current, *arguments, **options)
+
+    for module in users:
+        module.redistribute_local_tensor = exchanged
     dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001
-    for operation in dispatcher._random_ops:  # noqa: SLF001
-        dispatcher._custom_op_handlers[operation] = _drawn  # noqa: SLF001
+    known, handlers = vars(dispatcher.sharding_propagator), dispatcher._custom_op_handlers  # noqa: SLF001
+    # Torch 2.11 and 2.12 have one of the two alone.
+    for operation in (*known["op_strategy_funcs"], *known.get("op_single_dim_strategy_funcs", ())):
+        if torch.Tag.nondeterministic_seeded in operation.tags or _name(operation) in _DRAWS:
+            handlers[operation] = _drawn
+    handlers[torch.ops.aten._local_scalar_dense.default] = _number  # noqa: SLF001
 
 
-def _without_sums(reduced: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def checked(self: Any, tensor: Tensor, *arguments: Any) -> Tensor:
-        if self.reduce_op in ("sum", "avg") and (tensor.is_floating_point() or tensor.is_complex()):
-            _refuse_sum()
-        return reduced(self, tensor, *arguments)
-
-    return checked
+def _name(operation: Any) -> str:
+    return str(operation._schema.name).removeprefix("aten::")  # noqa: SLF001 - as torch's own dispatcher reads it
 
 
-def _refuse_sum() -> NoReturn:
-    raise UsageError(
-        "expected no sum over rows of a sharded tensor, whose bits depend on the number of workers, found one; take x.full_tensor(), or "
-        "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_"
-    )
-
-
-def _total_norm(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What torch's clip_grad_norm_ calls; with one worker no sum is over ranks."""
-
-    def checked(tensors: Any, *arguments: Any, **named: Any) -> Tensor:
-        listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if any(map(is_sharded, listed)):
-            _refuse_sum()
-        return norm(listed, *arguments, **named)
-
-    return checked
+def _number(operation: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:
+    """`item()`, float() and bool(), which torch takes of this rank's rows, or of its own sum."""
+    return operation(arguments[0].full_tensor())
 
 
 def _drawn(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Each rank draws all rows, one tensor at a time: its generators are those of all ranks."""
-    like = arguments[0] if arguments else None
-    name = operation._schema.name.removeprefix("aten::")  # noqa: SLF001 - as torch's own dispatcher reads it
-    if name not in _DRAWS or not is_sharded(like):
+    like: Any = arguments[0] if arguments else None
+    is_of_rows = is_sharded(like) and is_cut_by_rows(like) and not any(map(is_sharded, arguments[1:]))
+    if (name := _name(operation)) not in _DRAWS or not is_of_rows:
         raise UsageError(
             "expected no random numbers that depend on the values of a sharded tensor, found dropout or a like; use it in a module's forward"
         )

@@ -23,6 +23,7 @@ from elastic.snapshot.sharded import is_sharded
 
 ROWS, COLUMNS, STEPS = 256, 130, 3  # more numbers than a block of an optimizer that quantizes
 SHORT_ROWS, SHORT = 128, 7  # numbers: fewer than a vector has
+START = 1e-3  # of parameters: an update is of their size, or its last bits are lost in the addition
 SCALES = 1.0, 1e3, 1e-3  # of gradients: one may clip by their norm
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 
@@ -31,10 +32,13 @@ def check(optimizer: Optimizer) -> None:
     """Raises UsageError for one that has sharded parameters and is not by element."""
     drawn = torch.randn(STEPS + 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     tried = set[str]()
-    for group in optimizer.param_groups:
-        if not any(map(is_sharded, group["params"])):
-            continue
-        numbers = drawn.to(group["params"][0])
+    kinds = [
+        (group, like)
+        for group in optimizer.param_groups
+        for like in {p.dtype: p for p in group["params"] if is_sharded(p)}.values()
+    ]
+    for group, like in kinds:
+        numbers = drawn.to(like)
         short = numbers[:, :SHORT_ROWS, :SHORT]
         # Numbers that are set do not choose a kernel, and this trial takes longer.
         flags = {name: each for name, each in group.items() if not isinstance(each, float | list)}
@@ -62,7 +66,7 @@ def _updated(optimizer: Optimizer, group: dict[str, Any], pieces: Sequence[Tenso
 
     pieces: [1 + updates, ...] of each, the parameter and its gradients.
     """
-    parameters = [nn.Parameter(each[0].clone()) for each in pieces]
+    parameters = [nn.Parameter(each[0] * START) for each in pieces]
     settings = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
     trial = object.__new__(type(optimizer))
     kept = {

@@ -40,7 +40,7 @@ def regroup_stored(
             return memory.view()
 
     holders = [number % groups.world_size for number in range(len(record.payloads))]
-    return regroup(groups, state, holders, load, at_once=groups.world_size)
+    return regroup(groups, state, holders, load)
 
 
 def regroup(
@@ -48,18 +48,16 @@ def regroup(
     state: State,
     holders: Sequence[int],
     load: Callable[[int], memoryview],
-    *,
-    at_once: int,
 ) -> Read | str:
     """The state, sharded as the objects hold it; or on every rank the first problem of any rank.
 
     holders: by part, the rank that has it. load: gives a verified part of this rank, and raises
     CheckpointDamaged or OSError where that cannot be had; called once for each, by groups of
-    `at_once` parts. Raises PeerLost, and what else `load` raises.
+    as many parts as there are ranks. Raises PeerLost, and what else `load` raises.
     """
     regrouping: _Regrouping | None = None
-    for first in range(0, len(holders), at_once):
-        numbers = range(first, min(first + at_once, len(holders)))
+    for first in range(0, len(holders), groups.world_size):
+        numbers = range(first, min(first + groups.world_size, len(holders)))
         held, problem = dict[int, _Held](), ""
         try:
             for number in numbers:

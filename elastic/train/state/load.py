@@ -115,11 +115,10 @@ def load_stateful(name: str, thing: Any, flat: FlatState, copies: SharedCopies) 
             attributes[key] = refilled(had[key], attributes[key], _share)
 
 
-def _share(tensor: Tensor, other: Tensor) -> None:
+def _share(tensor: Any, other: Any) -> None:
+    tensor.data = other.data
     if is_sharded(tensor):
-        tensor._local_tensor = local(other)  # noqa: SLF001 - `.data` would leave it
-    else:
-        tensor.data = other.data
+        tensor._local_tensor, tensor._spec = local(other), other._spec  # noqa: SLF001 - `.data` leaves them
 
 
 def sharded_like(
@@ -131,20 +130,20 @@ def sharded_like(
     """By name, for each saved tensor that these objects hold sharded, one that is sharded so.
 
     shapes: of all saved tensors. live: those that the objects have now; others may not be there
-    yet. Those that were sharded are again. Of a run that was not, an optimizer's state of the shape
+    yet, and are sharded if they were. Of a run that was not, an optimizer's state of the shape
     of a sharded parameter is sharded as that is.
     """
     like: dict[str, Any] = {entry: tensor for entry, tensor in live.items() if is_sharded(tensor)}
     any_one = next(iter(like.values()), None)
     if any_one is not None:
-        like |= {entry: like.get(entry, any_one) for entry in were_sharded}
+        like |= dict.fromkeys(set(were_sharded) - live.keys(), any_one)
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
             owners = (p for group in thing.param_groups for p in group["params"])
-            of_each = {f"{name}.state.{number}": p for number, p in enumerate(owners) if is_sharded(p)}
+            of_each = {f"{name}.state.{number}": p for number, p in enumerate(owners)}
             found = {entry: of_each.get(entry.rpartition(".")[0]) for entry in shapes}
             like |= {e: p for e, p in found.items() if p is not None and list(p.shape) == list(shapes[e])}
-    return {entry: each for entry, each in like.items() if entry in shapes}
+    return {entry: each for entry, each in like.items() if entry in shapes and is_sharded(each)}
 
 
 def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
@@ -180,9 +179,13 @@ def _put_back(held: Mapping[str, Tensor], flat: FlatState, *, has_own_dtypes: bo
     """
     for entry, tensor in held.items():
         before = flat.tensors.get(entry)
-        if before is None or before.shape != tensor.shape or is_sharded(tensor):
+        if before is None or before.shape != tensor.shape:
             continue
         is_cast = tensor.dtype != before.dtype and not has_own_dtypes
+        if is_sharded(tensor):
+            if is_cast:
+                _share(tensor, before.to(tensor.device).clone())
+            continue
         # Another tensor that is a view of the same memory would be left behind by a new one.
         has_all_its_memory = tensor.untyped_storage().nbytes() == tensor.nbytes
         place = flat.alignments.get(entry, 0)

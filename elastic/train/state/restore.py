@@ -256,7 +256,7 @@ class Restorer:
         if record is not None:
             return regroup_stored(groups, state, record, partial(self._stored, record))
         holders = [of_part[number % len(of_part)] for number, of_part in enumerate(candidate.holders)]
-        return regroup(groups, state, holders, partial(self._image, step), at_once=len(holders))
+        return regroup(groups, state, holders, partial(self._image, step))
 
     def _stored(self, record: CommitRecord, number: int) -> SealedMemory:
         """A part of a checkpoint. Raises CheckpointDamaged, OSError, StoreFailed."""
