@@ -52,16 +52,14 @@ def make_alike(meet: Callable[[str], None]) -> None:
     for module in users:
         module.redistribute_local_tensor = exchanged
     dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001
-    known, handlers = vars(dispatcher.sharding_propagator), dispatcher._custom_op_handlers  # noqa: SLF001
-    # Torch 2.11 and 2.12 have one of the two alone.
-    for operation in (*known["op_strategy_funcs"], *known.get("op_single_dim_strategy_funcs", ())):
-        if torch.Tag.nondeterministic_seeded in operation.tags or _name(operation) in _DRAWS:
+    aten, handlers = torch.ops.aten, dispatcher._custom_op_handlers  # noqa: SLF001
+    handlers[aten._local_scalar_dense.default] = _number  # noqa: SLF001
+    known = dispatcher.sharding_propagator
+    for operation in (*known.op_strategy_funcs, *known.op_single_dim_strategy_funcs):
+        if torch.Tag.nondeterministic_seeded in operation.tags:
             handlers[operation] = _drawn
-    handlers[torch.ops.aten._local_scalar_dense.default] = _number  # noqa: SLF001
-
-
-def _name(operation: Any) -> str:
-    return str(operation._schema.name).removeprefix("aten::")  # noqa: SLF001 - as torch's own dispatcher reads it
+    for packet in (getattr(aten, name) for name in _DRAWS):  # also what is made of others
+        handlers |= {getattr(packet, name): _drawn for name in packet.overloads()}
 
 
 def _number(operation: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:
@@ -73,7 +71,8 @@ def _drawn(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     """Each rank draws all rows, one tensor at a time: its generators are those of all ranks."""
     like: Any = arguments[0] if arguments else None
     is_of_rows = is_sharded(like) and is_cut_by_rows(like) and not any(map(is_sharded, arguments[1:]))
-    if (name := _name(operation)) not in _DRAWS or not is_of_rows:
+    name = operation._schema.name.removeprefix("aten::")  # noqa: SLF001 - as torch's own dispatcher reads it
+    if name not in _DRAWS or not is_of_rows:
         raise UsageError(
             "expected no random numbers that depend on the values of a sharded tensor, found dropout or a like; use it in a module's forward"
         )
