@@ -8,45 +8,47 @@ TWO = ("--nproc-per-node", "2")
 PLAN = {
     "step 3 rank 0": "kill",
     "step 6 snapshot": "kill",
-    "step 9 rank 0 mid-sum": "kill",
-    "step 12 rank 0": "exit 9",
-    "step 14 rank 0 backward": "raise",
+    "step 9 rank 1 mid-sum": "kill",
+    "step 12 rank 1": "exit 9",
+    "step 14 rank 1 backward": "raise",
     "step 17 rank 1 optimizer": "pause 1s",
     "step 19 rank 0 optimizer": "kill",
     "generation 7 rank 1 restore": "kill",
     "generation 99 rank 0 restore": "kill",
 }
+BEFORE_SUMS = 3, 9, 12, 14  # steps in which votes are not told yet when a rank dies
 PHASES = ("detect_s", "rendezvous_s", "down_s", "restore_s", "first_step_s")
 
 
 def test_ranks_that_die_at_any_point_do_not_change_the_result(drill, undisturbed):
     """A rank dies before, in and after a step, in its snapshot, which is torn and not used, and
-    while it restores; one exits, raises or pauses. The last fault of the plan never strikes. Rank 0
-    dies: rank 1 may do so while rank 0 still writes the step before.
+    while it restores; one exits, raises or pauses. The last fault of the plan never strikes. No
+    rank dies before both have voted on the step before: they stand at a gate until then.
 
     Two restarts without a new step are allowed and six are needed: that progress resets the count
     is part of the proof.
     """
     plan = "; ".join(f"{place}: {what}" for place, what in PLAN.items())
+    drill.shut(*BEFORE_SUMS)
     agent = drill.start(*TWO, "--max-restarts", "2", "--snapshot-every", "1", "--faults", plan)
+    for gate in BEFORE_SUMS:
+        drill.stands(gate, ranks=2)
+        drill.open(gate)
     drill.ends_like(undisturbed, agent)
 
     assert drill.values("fault_injected", "step") == [(3,), (6,), (9,), (12,), (14,), (17,), (19,), (None,)]
     assert agent.output.count("no fault struck: ") == 1
     assert "no fault struck: generation 99 rank 0 restore: kill" in agent.output
-    culprits = drill.values("worker_exited", "generation", "rank", "signal", victim=False)
-    assert [(generation, rank) for generation, rank, _ in culprits[:7]] == [
-        (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 1),
-    ]  # fmt: skip
-    assert [killed for _, _, killed in culprits[3:5]] == [None, None]
+    ended = drill.values("worker_exited", "generation", "rank", victim=False)[:7]
+    assert ended == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 0), (7, 1)]
     assert [e["code"] for e in drill.events("worker_exited", generation=4, victim=False)] == [9]
     victims = set(drill.values("worker_exited", "generation", "rank", victim=True))
-    assert victims >= {(generation, 1) for generation in range(1, 7)}
+    assert victims >= {(generation, 1 - rank) for generation, rank in ended[:6]}
     restored = drill.values("restored", "generation", "step", "lost_steps")
     assert restored == [(1, 0, 0), (2, 2, 0), (3, 5, 1), (4, 8, 0), (5, 11, 0), (6, 13, 0), (8, 18, 0)]
     # Rank 0 wrote down step 18 after its sum, which rank 1 slept before.
-    paused = drill.happens("fault_injected", step=17)["time"]
-    assert run_records.lines(drill.run.metrics)[17]["time"] - paused >= 1.0
+    written = run_records.lines(drill.run.metrics)[17]["time"]
+    assert written - drill.happens("fault_injected", step=17)["time"] >= 1.0
     # Generations leave no more files of events than one.
     writers = [path.name.rpartition("-")[2] for path in drill.run.events.glob("*.jsonl")]
     assert sorted(writers) == ["agent.jsonl", "uploader.jsonl", "worker0.jsonl", "worker1.jsonl"]
@@ -55,10 +57,8 @@ def test_ranks_that_die_at_any_point_do_not_change_the_result(drill, undisturbed
     assert (code, report["finished"], report["steps"], report["epochs"]) == (0, True, 24, 3)
     assert report["final_digest"] == undisturbed.digest
     assert report["lost_steps"] == sum(lost for _, _, lost in restored)
-    assert len(report["generations"]) == 8
     recoveries = report["recoveries"]
-    assert {each["cause"] for each in recoveries} == {"failure"}
-    assert [each["tries"] for each in recoveries] == [1, 1, 1, 1, 1, 1, 2]
+    assert [(each["cause"], each["tries"]) for each in recoveries] == [("failure", 1)] * 6 + [("failure", 2)]
     assert recoveries[-1]["total_s"] > sum(recoveries[-1][phase] for phase in PHASES)
     assert f"after {recoveries[-1]['total_s']:.2f} s in 2 tries: rank" in agent.output
     assert "generation 7 ends before its first step: rank 1 ended with signal 9" in agent.output
