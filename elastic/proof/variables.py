@@ -103,7 +103,7 @@ class Collector:
             return _digest(repr(value.bit_generator.state))
         if isinstance(value, np.random.RandomState):
             return _digest(repr(value.get_state()))
-        if not isinstance(value, Tensor | np.ndarray) or is_sharded(value):  # a gather is one of all ranks
+        if not isinstance(value, Tensor | np.ndarray) or is_sharded(value):  # whose checksum all ranks gather
             return None
         self._bytes += value.nbytes
         if self._bytes > MOST_BYTES or (isinstance(value, np.ndarray) and value.dtype.hasobject):

@@ -4,6 +4,8 @@ It adds up partial sums of ranks in an order that depends on their number: a nor
 rows, torch's clip_grad_norm_. These are refused. A minimum or a maximum, counts, and whole tensors
 by `full_tensor()` have the same bits everywhere. It draws random numbers for the rows of each
 rank by themselves, and its `item()` is of these rows; here they are those of the whole tensor.
+
+It does not see functions by element that a CPU rounds otherwise at a tensor's end (`pow`).
 """
 
 from collections.abc import Callable
@@ -34,7 +36,7 @@ def make_alike(meet: Callable[[str], None]) -> None:
     """
     from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 
-    # All that DTensor exchanges passes here, with one worker as well, who exchanges nothing.
+    # All that DTensor exchanges passes here; with one worker too, where nothing is sent.
     users: list[Any] = [_api, _dispatch, _redistribute]
     exchange = _redistribute.redistribute_local_tensor
 
@@ -58,7 +60,7 @@ def make_alike(meet: Callable[[str], None]) -> None:
     for operation in (*known.op_strategy_funcs, *known.op_single_dim_strategy_funcs):
         if torch.Tag.nondeterministic_seeded in operation.tags:
             handlers[operation] = _drawn
-    for packet in (getattr(aten, name) for name in _DRAWS):  # also what is made of others
+    for packet in (getattr(aten, name) for name in _DRAWS):  # torch makes some of others, such as cauchy_
         handlers |= {getattr(packet, name): _drawn for name in packet.overloads()}
 
 

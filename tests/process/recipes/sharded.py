@@ -99,32 +99,33 @@ def clipped(model: Net, fault: str) -> Tensor:
 
 
 @torch.no_grad()
-def keep_average(kept: elastic.Values, model: nn.Module) -> None:
-    """After a forward, which leaves parameters that may be written to."""
+def keep_average(kept: elastic.Values, model: nn.Module, run: elastic.Run) -> list[Tensor]:
+    """After a forward, which leaves parameters that may be written to. Returns them on one rank."""
     model(torch.zeros(2, 19))
     (w := model[0].weight).add_(torch.empty_like(w).exponential_(), alpha=-1e-3 * float(w.abs().max()))
     now = [p.detach().clone() for p in model.parameters()]
     kept.average = [old.lerp(new, 0.1) for old, new in zip(kept.average or now, now, strict=True)]
+    return now if run.is_first else []
 
 
 def main() -> None:
     asked = arguments()
     run = elastic.start(seed=3, global_batch=16, shards=4)
-    gates = Path(os.environ.get("TINY_GATES", "no gates"))
-    draw = torch.Generator().manual_seed(1)
-    samples = TensorDataset(torch.randn(160, 19, generator=draw), torch.randint(5, (160,), generator=draw))
-    model = built(run, asked)
+    samples = TensorDataset(torch.randn(160, 19), torch.randint(5, (160,)))
+    model, teacher = built(run, asked), nn.Linear(19, 13).requires_grad_(False)
+    if not asked.replicated:
+        run.fully_shard(teacher)
     kind = torch.optim.Adafactor if asked.fault == "optimizer" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-2)
     kept = elastic.Values(average=None)  # of the parameters, from the first step on
-    state = elastic.State(model=model, optimizer=optimizer, kept=kept)
+    state = elastic.State(model=model, optimizer=optimizer, kept=kept, teacher=teacher)
 
     def loss(batch: elastic.Batch) -> Tensor:
         x, y = batch.data
         scores = model(x, layers(asked.fault, batch.shard))
         if asked.fault == "memory":
             scores = Forgetful.apply(scores)
-        found = nn.functional.cross_entropy(scores, y)
+        found = nn.functional.cross_entropy(scores, y) + teacher(x).mean()
         if asked.fault == "penalty":
             found = found + 1e-3 * sum(p.full_tensor().square().sum() for p in model[1].parameters())
         return found
@@ -137,7 +138,7 @@ def main() -> None:
         return torch.stack([scores.sum(0), scores.square().sum(0)])
 
     for step in run.steps(run.data(samples, epochs=2), state):
-        wait_at_gate(gates, step.number, run.rank)
+        wait_at_gate(Path(os.environ.get("TINY_GATES", "no gates")), step.number, run.rank)
         if step.number == -asked.leave:
             break
         if asked.sums:
@@ -145,10 +146,11 @@ def main() -> None:
             step.backward((square - mean.square() - 1).square().sum())
         else:
             step.mean_loss(loss)
+        teacher.weight.mul_(0.9).add_(model[0].weight.detach(), alpha=0.1)  # after a forward alone
         alone(run, model, asked.fault == "alone in it", lambda net: net(torch.zeros(2, 19)))
         step.log(norm=clipped(model, asked.fault))
         optimizer.step()
-        keep_average(kept, model)
+        _now = keep_average(kept, model, run)  # a rehearsal finds it
         if step.ends_epoch:
             step.log(right=run.evaluate(samples, right, batch_size=50))
         if step.number == asked.leave:
@@ -157,5 +159,4 @@ def main() -> None:
     alone(run, model, asked.fault == "alone last", lambda net: net[0].weight.full_tensor())
 
 
-if __name__ == "__main__":
-    main()
+main()
