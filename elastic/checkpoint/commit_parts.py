@@ -172,6 +172,9 @@ class PartsCommit:
         if self.has_digest:
             record = replace(record, digest=digest_of(self.store, record, self.clock))
         write.publish(record)
+        if any(self._stored(write, number) != part for number, part in enumerate(parts)):  # a sweep is at it
+            self.store.delete(name)
+            raise StoreFailed(f"the parts of step {self.save.step} were swept: a later save had begun")
         self.reached("after-commit")
         stored = read_small(self.store, name, self.clock)
         found = record if stored is None else parse(stored)

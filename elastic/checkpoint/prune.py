@@ -9,12 +9,13 @@ listing alone. That may be an old record without its payload, where a late write
 """
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 
 from elastic.checkpoint.catalog import records_in
-from elastic.checkpoint.record import COMMIT, CommitRecord, Save, is_of_part, parse_name
-from elastic.errors import Fenced
-from elastic.storage.store import Store, reading
+from elastic.checkpoint.record import COMMIT, CommitRecord, Save, is_record_of_part, parse_name, unsealed
+from elastic.errors import CheckpointDamaged, Fenced
+from elastic.storage.store import Store, read_small, reading
 from elastic.system.clock import Clock
 
 
@@ -78,23 +79,24 @@ def prune(  # noqa: PLR0913 - what a process that commits knows
 def sweep_parts(store: Store, clock: Clock, save: Save) -> None:
     """Delete what failed saves of this generation have left of parts at earlier steps.
 
-    One save is under way at a time, so that no node waits for them; one that comes late finds them
-    gone, as above. Raises StoreFailed.
+    A node may still be at one of these. So the records of parts go first, and the parts that they
+    name only where no commit record is there then: who creates one after that finds them gone.
+    Raises StoreFailed.
     """
     found = [(at, each.name) for each in reading(store.list, clock) if (at := parse_name(each.name))]
     committed = {at.folder for at, _ in found if at.is_record}
-    swept = [
-        (at.folder, name)
-        for at, name in found
-        if at.step < save.step
-        and at.generation == save.generation
-        and at.folder not in committed
-        and is_of_part(name)
-    ]
-    for _, name in swept:
-        reading(partial(store.delete, name), clock)
-    for folder in sorted({folder for folder, _ in swept}):
-        reading(partial(store.delete, f"{folder}/{COMMIT}"), clock)
+    swept: dict[str, list[str]] = {}  # by folder, the parts that are named
+    for at, name in found:
+        is_earlier = at.step < save.step and at.generation == save.generation
+        if is_earlier and at.folder not in committed and is_record_of_part(name):
+            data = read_small(store, name, clock)
+            with suppress(CheckpointDamaged):
+                swept.setdefault(at.folder, []).append(unsealed(data or b"")["name"])
+            reading(partial(store.delete, name), clock)
+    for folder, names in swept.items():
+        if read_small(store, f"{folder}/{COMMIT}", clock) is None:
+            for name in names:
+                reading(partial(store.delete, f"{folder}/{name}"), clock)
 
 
 def may_count(

@@ -205,8 +205,8 @@ def parse_name(name: str) -> StoredName | None:
     return StoredName(step=int(step), folder=folder, generation=int(generation), is_record=inner == COMMIT)
 
 
-def is_of_part(name: str) -> bool:
-    return name.rpartition("/")[2].startswith("part-")
+def is_record_of_part(name: str) -> bool:
+    return name.rpartition("/")[2].startswith("part-") and name.endswith(".json")
 
 
 def _checksum(body: dict[str, Any]) -> str:

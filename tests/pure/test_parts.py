@@ -22,6 +22,7 @@ from elastic.checkpoint.catalog import list_commits, verify
 from elastic.checkpoint.commit import WriteLimits
 from elastic.checkpoint.commit_parts import OfferedPart, PartsCommit
 from elastic.checkpoint.payload_check import check_state, digest_of
+from elastic.checkpoint.prune import prune
 from elastic.checkpoint.record import Save, parse
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.snapshot import image, safetensors_header
@@ -114,6 +115,7 @@ def regrouped(member, of, is_sharded, is_whole):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
+    optimizer.state[model[1].bias]["own"] = torch.ones(7)  # whole, of a sharded parameter's shape
     state = State(model=model, optimizer=optimizer)
     state.sharded = Summing(groups) if is_sharded else None
     flat = state.flatten()
@@ -123,6 +125,7 @@ def regrouped(member, of, is_sharded, is_whole):
         name for name in tensors if name.startswith("model.") and "num" not in name and "run" not in name
     ]
     sharded += [name for name in tensors if "exp_avg" in name]
+    flat.about["alignments"] = {"optimizer.state.0.exp_avg": 4}
     document = {"state": flat.document, "about": flat.about}
     if is_whole:
         parts = [image_of(tensors, document)]
@@ -185,16 +188,9 @@ def commit(store, *, own, copies=(), has_digest=False, step=7, checksum="c" * 64
     clock = FakeClock()
     save = Save(run_id="r", step=step, generation=1)
     limits = WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False)
-    parts_commit = PartsCommit(
-        store=store,
-        save=save,
-        of=len(PARTS),
-        checksum=checksum,
-        has_digest=has_digest,
-        limits=limits,
-        clock=clock,
-        reached=lambda _: None,
-    )
+    state = {"of": len(PARTS), "checksum": checksum, "has_digest": has_digest}
+    write = {"limits": limits, "clock": clock, "reached": lambda _: None}
+    parts_commit = PartsCommit(store=store, save=save, **state, **write)
     offered = []
     with in_memory_file(b"".join(PARTS)) as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit_parts, "COPIES_S", 0.0)
@@ -206,6 +202,11 @@ def commit(store, *, own, copies=(), has_digest=False, step=7, checksum="c" * 64
             is_copy = number in copies
             offered.append(OfferedPart(number=number, payload=payload, hashes=hashes, is_copy=is_copy))
         return parts_commit.commit(offered)
+
+
+def tried(store, **save):
+    with suppress(StoreFailed):
+        commit(store, **save)
 
 
 def test_the_node_of_the_last_part_makes_the_checkpoint():
@@ -249,8 +250,7 @@ def test_a_crash_anywhere_leaves_a_whole_checkpoint_or_none(operation, fault):
     store.before = lambda *_: None
     assert verify(store, FakeClock()) == []
     for node in ([1, 2], [0]):
-        with suppress(StoreFailed):
-            commit(store, own=node)
+        tried(store, own=node)
     assert [each.step for each in list_commits(store, FakeClock())[0]] == [7]
     assert verify(store, FakeClock()) == []
 
@@ -269,14 +269,27 @@ def test_parts_of_two_states_do_not_join(number, is_so, is_said):
         joined(list(map(safetensors_header.parse, parts)))
 
 
-def test_parts_of_a_failed_save_make_room_for_the_next():
-    store = FakeStore()
-    for number in (0, 1):
-        with suppress(StoreFailed):
-            commit(store, own=[number])
-    assert sum(name.endswith(".safetensors") for name in store.objects) == 2
-    commit(store, own=[0, 1, 2], step=8)
-    assert {name.split("/")[0] for name in store.objects} == {f"{8:012d}"}
+@pytest.mark.parametrize("is_late_first", [False, True])
+@pytest.mark.parametrize("operation", range(30))
+def test_a_failed_save_makes_room_for_the_next(operation, is_late_first):
+    """Or other nodes, which have its parts, end it meanwhile, and keep no other one."""
+    store, at = FakeStore(), count()
+    commit(store, own=[0, 1, 2], step=5)
+    tried(store, own=[0])
+    alone = {"generation": 1, "resumed_from": None, "is_newest": lambda: True}
+
+    def late():
+        tried(store, own=[1], copies=[2])
+        prune(store, FakeClock(), run_id="r", keep=1, step=7, **alone)
+
+    sweep = partial(tried, store, own=[0], step=9)
+    one, other = (late, sweep) if is_late_first else (sweep, late)
+    store.before = lambda *_: other() if next(at) == operation else None
+    one()
+    store.before = lambda *_: None
+    assert list_commits(store, FakeClock())[0] and verify(store, FakeClock()) == []
+    commit(store, own=[0, 1, 2], step=10)
+    assert not any(name.startswith(f"{9:012d}") for name in store.objects)
 
 
 def test_a_record_of_other_parts_is_damage():
