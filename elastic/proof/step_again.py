@@ -22,6 +22,7 @@ from elastic.proof import evidence, verdict
 from elastic.proof.evidence import LOSS, NOTHING, ComputedStep, Earlier, Evidence, differences, roots
 from elastic.proof.variables import Collector
 from elastic.proof.verdict import Verdict, judge
+from elastic.snapshot.sharded import WORDS, row_sums
 from elastic.system.clock import Clock, thread_cpu_s
 from elastic.train.groups import ProcessGroups
 from elastic.train.state import structure
@@ -33,17 +34,18 @@ from elastic.train.state.state import State
 class Collected:
     """What the computations of one step gave, while it is under way.
 
-    step: whose; 0 for none. losses: of this rank's shards.
+    step: whose; 0 for none. losses: of this rank's shards. rows: checksums of its own.
     """
 
     step: int = 0
     losses: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
     computations: int = 0
 
     def begin(self, step: int) -> None:
         self.step, self.computations = step, 0
-        self.losses, self.gradients = {}, {}
+        self.losses, self.gradients, self.rows = {}, {}, {}
 
     def add(self, losses: Mapping[int, Tensor], gradients: Iterable[tuple[str, nn.Parameter]]) -> None:
         """A computation ended: `.grad` has the sum over all shards."""
@@ -51,19 +53,21 @@ class Collected:
         of = "" if self.computations == 1 else f" (computation {self.computations})"
         for shard, loss in losses.items():
             self.losses[f"the loss of shard {shard}{of}"] = float(loss).hex()
-        for name, parameter in gradients:
-            if parameter.grad is not None and not parameter.grad.is_sparse:
-                self.gradients[f"the gradient of {name}{of}"] = tensor_checksum(parameter.grad)
+        named = {f"the gradient of {name}{of}": parameter.grad for name, parameter in gradients}
+        there = {name: each for name, each in named.items() if each is not None and not each.is_sparse}
+        self.rows |= (rows := row_sums(there))
+        self.gradients |= {name: tensor_checksum(each) for name, each in there.items() if name not in rows}
 
     def end(self, groups: ProcessGroups, loss: float, state: Evidence) -> Evidence:
         """Of the step, on every rank: votes tell where another rank has others. Raises PeerLost.
 
         state: that after it.
         """
-        of_ranks = groups.all_gather(self.losses)
-        losses = {name: value for of_rank in of_ranks for name, value in of_rank.items()}
+        of_ranks = groups.all_gather((self.losses, self.rows))
+        losses = {name: value for of_rank, _ in of_ranks for name, value in of_rank.items()}
         in_order = sorted(losses, key=lambda name: (len(name), name))
         entries = {name: losses[name] for name in in_order} | {LOSS: loss.hex()} | self.gradients
+        entries |= {name: str(sum(of_rank[name] for _, of_rank in of_ranks) % WORDS) for name in self.rows}
         entries |= {f"the State's {name}": value for name, value in state.entries.items()}
         self.step = 0
         return groups.from_rank0(Evidence(entries))

@@ -11,10 +11,10 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from elastic.errors import PeerLost
 from elastic.snapshot.division import chunk
 
 T = TypeVar("T", bound=Tensor)
+WORDS = 1 << 64  # sums of checksums wrap here
 _WHOLE = Tensor, nn.Parameter
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,23 +31,6 @@ def whole_of(tensors: list[T]) -> list[T]:
 def local(tensor: Tensor) -> Tensor:
     """The rows that this rank holds, in the same memory; a tensor that is not sharded, itself."""
     return tensor.detach()._local_tensor if is_sharded(tensor) else tensor  # noqa: SLF001 - `to_local` enters a graph
-
-
-@torch.no_grad()
-def whole(tensor: Tensor) -> Tensor:
-    """All rows; of a tensor that is not sharded, itself. With several ranks in new memory.
-
-    All ranks call it for the same tensors in the same order. Raises PeerLost.
-    """
-    if not is_sharded(tensor):
-        return tensor
-    try:
-        found: Tensor = tensor.detach().full_tensor()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise PeerLost(f"another worker went away while a sharded tensor was gathered: {error}") from error
-    return found
 
 
 @torch.no_grad()

@@ -94,6 +94,8 @@ class SnapshotInfo:
         # A line is the recipe's own: any JSON, and numbers that are not finite.
         line = found.pop("line", None) if isinstance(found, dict) else None
         info = decode(SnapshotInfo, found, what="the header of a snapshot", exact=False)
+        if not all(0 <= each.number < info.of for each in info.parts):
+            raise ValueError("the header of a snapshot names a part that its state has not")
         return replace(info, line=line if isinstance(line, dict) else None)
 
 

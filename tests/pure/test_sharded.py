@@ -27,7 +27,7 @@ def test_each_shard_is_computed_once_in_equal_rounds(world, is_reversed, is_deal
     shards, size = world
     spans = strides(shards, size)[:: -1 if is_dealt_anew else 1]
     dealt = rounds(spans, is_reversed=is_reversed)
-    of_ranks = [[shard for shard in each if shard is not None] for each in zip(*dealt, strict=True)]
+    of_ranks = [[shard for shard in each if shard < shards] for each in zip(*dealt, strict=True)]
     assert of_ranks == [list(each[::-1] if is_reversed else each) for each in spans]
     assert len(dealt) == -(-shards // size)
 
@@ -48,7 +48,7 @@ def test_the_sum_of_rows_is_that_of_the_tree(world, is_reversed, draw):
     output = torch.empty(2)
     for number, of.now in enumerate(dealt):
         of.is_last = number == len(dealt) - 1
-        received = torch.cat([torch.full((2,), torch.nan) if s is None else leaves[s] for s in of.now])
+        received = torch.cat([torch.full((2,), torch.nan) if s == shards else leaves[s] for s in of.now])
         sums._add(received, output)
         assert of.is_last or len(sums._stack.parts) <= 2 * shards.bit_length() + size
         assert all(part.untyped_storage().nbytes() == part.nbytes for part in sums._stack.parts.values())

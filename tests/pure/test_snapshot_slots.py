@@ -270,3 +270,9 @@ def test_data_are_kept_in_a_header_only_if_they_fit():
     for length in (most, most + 1):
         said = info(3, data="x" * length)
         assert SnapshotInfo.parse(said.to_json()) == (said if length == most else info(3))
+
+
+def test_a_header_names_parts_that_there_are():
+    part = {"number": 2, "start": 0, "size_bytes": 1, "checksum": "c", "is_copy": False}
+    with pytest.raises(ValueError, match="names a part"):
+        SnapshotInfo.parse(info(3, of=2, parts=[part]).to_json())

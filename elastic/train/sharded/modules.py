@@ -21,15 +21,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # public b
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange, all_gather, peers_may_die
-from elastic.snapshot.sharded import is_sharded
+from elastic.snapshot.sharded import WORDS, is_sharded
 from elastic.system.clock import SystemClock
 from elastic.system.silence import Phase
 from elastic.train.groups import ProcessGroups
 from elastic.train.sharded import clip, dtensor
-from elastic.train.sharded.sums import Allocating, Computation, ModuleSums, Round, rounds, used_in_some
+from elastic.train.sharded.sums import Allocating, Computation, ModuleSums, Round, rounds
 from elastic.worker.heartbeat import HeartbeatSender
 
-WORDS = 1 << 64
 TOLD, MOST_AHEAD, POLL_S = "does", 16, 0.001
 OPTIONS = {"reshard_after_forward", "mp_policy", "ignored_params"}
 
@@ -48,13 +47,12 @@ class ShardedModules:
         from torch.distributed.device_mesh import DeviceMesh
 
         self._groups, self._heartbeat, self._refuse_inside = groups, heartbeat, refuse_inside
-        self._modules: list[Any] = []
+        self._modules: list[tuple[Any, ModuleSums]] = []
         self.computation = Computation(shards=shards, world_size=groups.world_size, waiting=groups.waiting)
         self._left: list[Round] = []  # of the computation under way
         self.ids: dict[int, nn.Parameter] = {}  # all sharded parameters, by their id
         self._watched: set[int] = set()
         self._given: list[nn.Parameter] = []  # that got a gradient in this round, each time
-        self._used: set[str] | None = None  # modules that got some in a round of this computation
         self._number, self._newest = 0, deque[str](maxlen=MOST_AHEAD)  # of what was told, and the last of it
         self._depth = 0  # of sharded modules whose forwards are under way
         self._is_met = False  # whether all ranks are where all of them gather alike
@@ -80,17 +78,16 @@ class ShardedModules:
                 "run.fully_shard(reshard_after_forward=...): expected True, False or None, found a number of ranks"
             )
         parts = module if isinstance(module, Sequence) else [module]
-        name = f"sharded module {len(self._modules)} ({type(parts[0]).__name__})"
+        number, first = len(self._modules), parts[0]
+        name = f"sharded module {number} ({type(first).__name__})"
         try:
             found = fully_shard(module, mesh=self._mesh, **options)
         except (ValueError, NotImplementedError) as error:  # torch refuses it on every rank
             raise UsageError(f"run.fully_shard: {error}") from error
-        every = {id(p): p for part in parts for p in part.parameters() if is_sharded(p)}
-        own = {name: p for name, p in every.items() if name not in self.ids}
+        every = (p for part in parts for p in part.parameters())
+        own = {id(p): p for p in every if is_sharded(p) and id(p) not in self.ids}
         self.ids |= own
-        number = len(self._modules)
         sums = ModuleSums(number, name, [*own.values()], self.computation)
-        first = parts[0]
         first.set_gradient_divide_factor(1.0)  # a loss is divided by the shards already
         first.set_force_sum_reduction_for_comms(True)
         if own:
@@ -102,7 +99,7 @@ class ShardedModules:
             dtensor.refuse_settings(part)
             part.register_forward_pre_hook(self._enter, prepend=True)
             part.register_forward_hook(self._leave, always_call=True)
-        self._modules.append(first)
+        self._modules.append((first, sums))
         return found
 
     def reshard(self) -> None:
@@ -110,7 +107,7 @@ class ShardedModules:
 
         After a forward without a backward FSDP leaves some of them whole.
         """
-        for module in self._modules:
+        for module, _ in self._modules:
             module.reshard()
 
     def _enter(self, *_: Any) -> None:
@@ -203,27 +200,24 @@ class ShardedModules:
         self._left = rounds(exchange.spans, is_reversed=exchange.is_reversed)
         self.computation.audited, self.computation.checksums = frozenset(audited), {}
         self._given.clear()
-        self._used = None
 
     def begin_round(self) -> None:
         self.computation.now, *self._left = self._left
         self.computation.is_last = not self._left
         self._given.clear()
-        self.computation.used.clear()
 
     def end_round(self, parameters: list[nn.Parameter]) -> None:
         """parameters: as in `begin_computation`; the last round leaves their gradients."""
         self.computation.now = ()
-        used = set(self.computation.used)
-        if others := used ^ (used if self._used is None else self._used):
-            raise used_in_some(min(others))
-        self._used = used
         # FSDP calls the hook once for each sum, and autograd for each term past the module.
         if len(set(map(id, self._given))) < len(self._given):
             self._refuse_direct()
         if not self.computation.is_last:
             for parameter in parameters:
                 parameter.grad = None
+            return
+        for _, sums in self._modules:
+            sums.check()
 
     def check_output(self, output: Any) -> None:
         """Of the recipe's function. Raises UsageError."""

@@ -152,9 +152,8 @@ class _Regrouping:
             if name in self._like:
                 tensors[name] = of_rows(own, self._like[name], self.division.shapes[name])
             elif name in self._strides:
-                tensors[name] = torch.empty_strided(own.shape, self._strides[name], dtype=own.dtype).copy_(
-                    own
-                )
+                strided = torch.empty_strided(own.shape, self._strides[name], dtype=own.dtype)
+                tensors[name] = strided.copy_(own)
             else:
                 tensors[name] = own
         for name, first in self.division.ties.items():

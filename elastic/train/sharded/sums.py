@@ -32,13 +32,13 @@ from elastic.reduce.tree import Stack, fold
 from elastic.snapshot.checksum import WORD_BYTES
 from elastic.snapshot.image import device_bytes
 
-Round = tuple[int | None, ...]  # the shard that each rank computes, None where it is a filler
+Round = tuple[int, ...]  # the shard that each rank computes; a filler is one beyond the last
 
 
 def rounds(spans: Sequence[range], *, is_reversed: bool = False) -> list[Round]:
     """What the ranks compute at the same time, one round after another."""
-    most = max(map(len, spans))
-    of_ranks = [[None] * (most - len(own)) + list(own[::-1] if is_reversed else own) for own in spans]
+    most, shards = max(map(len, spans)), sum(map(len, spans))
+    of_ranks = [[shards] * (most - len(own)) + list(own[::-1] if is_reversed else own) for own in spans]
     return list(zip(*of_ranks, strict=True))
 
 
@@ -54,9 +54,8 @@ class Computation:
     shards: of a global batch. waiting: around each wait for other ranks. now: the round under way.
     is_added: whether its shards are, which an audit's are not; is_last: whether it ends the sums.
     audited: shards whose gradients get checksums: `checksums`, of this rank's rows, by shard and
-    the name of a module. used: names of modules that had gradients in this round. order: a checksum
-    of the modules that were gathered and summed so far, in order. spoil: for drills, changes the
-    next gradients of a module.
+    the name of a module. order: a checksum of the modules that were gathered and summed so far, in
+    order. spoil: for drills, changes the next gradients of a module.
     """
 
     shards: int
@@ -65,9 +64,8 @@ class Computation:
     now: Round = ()
     is_added: bool = True
     is_last: bool = False
-    audited: frozenset[int | None] = frozenset()
+    audited: frozenset[int] = frozenset()
     checksums: dict[int, dict[str, int]] = field(default_factory=dict)
-    used: list[str] = field(default_factory=list)
     order: int = 0
     spoil: Callable[[Tensor], None] | None = None
 
@@ -132,19 +130,23 @@ class ModuleSums(Allocating):
             self._of.spoil(gradients)
             self._of.spoil = None
 
+    def check(self, shards: int = 0) -> None:
+        """Raises UsageError unless so many have been added since the last sum."""
+        if sum(size for _, size in self._stack.parts) != shards:
+            raise UsageError(
+                f"{self.name}: expected gradients in every shard or in none, found them in some; give what a shard does not use a factor of 0, or "
+                "shard it with a module that every shard uses"
+            )
+
     def _add(self, received: Tensor, output: Tensor) -> None:
         of = self._of
-        of.used.append(self.name)
         for shard, piece in zip(of.now, received.chunk(len(of.now)), strict=True):
-            if shard is None:
-                continue
             if shard in of.audited:
                 of.checksums.setdefault(shard, {})[self.name] = words_of(piece)
-            if of.is_added:
+            if of.is_added and shard < of.shards:
                 self._stack.push((shard, 1), wide(piece))
         if of.is_last:
-            if sum(size for _, size in self._stack.parts) < of.shards:
-                raise used_in_some(self.name)
+            self.check(of.shards)
             output.copy_(fold(self._stack.parts, of.shards, Tensor.add_))
             self._stack = Stack(Tensor.add_)
             return
@@ -152,13 +154,6 @@ class ModuleSums(Allocating):
         for block, part in self._stack.parts.items():
             if part.untyped_storage().nbytes() > part.nbytes:  # a view would keep the pieces of all ranks
                 self._stack.parts[block] = part.clone()
-
-
-def used_in_some(module: str) -> UsageError:
-    return UsageError(
-        f"{module}: expected gradients in every shard or in none, found them in some; give what a shard does not use a factor of 0, or "
-        "shard it with a module that every shard uses"
-    )
 
 
 def wide(numbers: Tensor) -> Tensor:

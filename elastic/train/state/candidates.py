@@ -36,16 +36,14 @@ class RejectedState:
 class OfferedSnapshot:
     """A snapshot in a node's memory, which a generation took.
 
-    checksum: as of SnapshotInfo. parts: those of the state that are there, of `of` in all. is_cut:
-    they are parts, also where there is one.
+    checksum, of: as of SnapshotInfo. parts: those of the state that are there.
     """
 
     step: int
     checksum: str
     generation: int
-    of: int = 1
+    of: int = 0
     parts: tuple[int, ...] = (0,)
-    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +141,7 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
             rejected.append(RejectedState(step=step, reason=reason, is_stored=False))
         elif (holders := _holders(alike[0])) is not None:
             (_, one), *_ = alike[0]
-            checksum = one.checksum if one.is_cut else ""
+            checksum = one.checksum if one.of else ""
             candidates.append(Candidate(step=step, holders=holders, checksum=checksum))
         else:
             rejected.append(RejectedState(step=step, reason=INCOMPLETE, is_stored=False))
@@ -153,7 +151,7 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
 def _holders(offered: Sequence[tuple[int, OfferedSnapshot]]) -> tuple[tuple[int, ...], ...] | None:
     """By part; None where one is missing. A step done twice may have been cut in two ways."""
     for of in dict.fromkeys(each.of for _, each in offered):
-        of_parts: list[list[int]] = [[] for _ in range(of)]
+        of_parts: list[list[int]] = [[] for _ in range(of or 1)]
         for rank, each in offered:
             for number in each.parts if each.of == of else ():
                 of_parts[number].append(rank)

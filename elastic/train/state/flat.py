@@ -37,7 +37,7 @@ from elastic.proof.evidence import Evidence
 from elastic.snapshot import checksum, image
 from elastic.snapshot.division import CUT, Division
 from elastic.snapshot.image import tensor_bytes, words_there
-from elastic.snapshot.sharded import is_cut_by_rows, is_sharded, local, row_sums, whole
+from elastic.snapshot.sharded import is_cut_by_rows, is_sharded, local, row_sums
 from elastic.train.state.values import Values
 
 BOUNDARY = 64  # bytes; torch's allocator of the CPU keeps it, and that of GPUs one of 512
@@ -111,7 +111,7 @@ def copy_at(tensor: Tensor, place: int) -> Tensor:
     `place`. place: bytes, a multiple of an element's.
     """
     like = torch.empty_like(tensor, requires_grad=False)
-    if place:
+    if place and not is_sharded(tensor):
         first = place // tensor.itemsize
         memory = like.new_empty(first + tensor.numel())
         like = memory.as_strided(like.shape, like.stride(), first)
@@ -155,7 +155,7 @@ def state_evidence(flat: FlatState, checksum: Evidence | None = None) -> Evidenc
 def tensor_checksum(tensor: Tensor) -> str:
     """A checksum of a tensor's dtype, shape and bytes, where all NaNs count as one."""
     head = f"{tensor.dtype} {list(tensor.shape)}\n".encode()
-    return hashlib.sha256(head + tensor_sums(real_numbers(whole(tensor)))).hexdigest()
+    return hashlib.sha256(head + tensor_sums(real_numbers(tensor))).hexdigest()
 
 
 def tensor_sums(tensor: Tensor) -> bytes:

@@ -133,16 +133,23 @@ def sharded_like(
     yet, and are sharded if they were. Of a run that was not, an optimizer's state of the shape
     of a sharded parameter is sharded as that is.
     """
+    were = set(were_sharded)
     like: dict[str, Any] = {entry: tensor for entry, tensor in live.items() if is_sharded(tensor)}
     any_one = next(iter(like.values()), None)
     if any_one is not None:
-        like |= dict.fromkeys(set(were_sharded) - live.keys(), any_one)
+        like |= dict.fromkeys(were - live.keys(), any_one)
+    modules = ((name, thing) for name, thing in objects.items() if isinstance(thing, nn.Module))
+    names = {id(p): entry for each in modules for entry, p in own_tensors(*each).items()}
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
             owners = (p for group in thing.param_groups for p in group["params"])
             of_each = {f"{name}.state.{number}": p for number, p in enumerate(owners)}
-            found = {entry: of_each.get(entry.rpartition(".")[0]) for entry in shapes}
-            like |= {e: p for e, p in found.items() if p is not None and list(p.shape) == list(shapes[e])}
+            for entry in shapes:
+                if (p := of_each.get(entry.rpartition(".")[0])) is not None:
+                    # Of a parameter that was sharded, what was whole stays so, of whichever shape.
+                    is_own = entry in were or names.get(id(p)) not in were
+                    if is_own and list(p.shape) == list(shapes[entry]):
+                        like[entry] = p
     return {entry: each for entry, each in like.items() if entry in shapes and is_sharded(each)}
 
 

@@ -172,9 +172,8 @@ class Restorer:
             step=info.step,
             checksum=info.checksum,
             generation=info.generation,
-            of=info.of or 1,
+            of=info.of,
             parts=parts,
-            is_cut=bool(info.parts),
         )
 
     def _try(self, candidate: Candidate, known: Divergence | None) -> ResumePoint | str:
@@ -221,7 +220,8 @@ class Restorer:
         comparison = self._parts.comparison
         if is_cut:  # what the load has found is of this rank's rows
             checksum = state.checksum()
-            if candidate.checksum not in ("", state_evidence(saved, checksum).whole):
+            are_same = saved.about.get("sharded") == state.flatten().about["sharded"]
+            if are_same and candidate.checksum not in ("", state_evidence(saved, checksum).whole):
                 return "what was loaded is not the state that was saved"
             found = state_evidence(state.flatten(), checksum)
             comparison.check_same_state(found, step=step, known=known)

@@ -1,6 +1,7 @@
 """A small sharded recipe: clipping, dropout, checkpointed activations, an evaluation, two passes.
 
---replicated trains without run.fully_shard. --fault: a mistake that must be found, or refused.
+--replicated trains without run.fully_shard; three workers shard fewer modules. --fault: a mistake
+that must be found, or refused.
 TINY_GATES: as in tiny.py.
 """
 
@@ -76,6 +77,8 @@ def built(run: elastic.Run, asked: argparse.Namespace) -> Net:
     nn.init.normal_(model[0].weight, std=0.1)  # of rows, as of the whole tensor
     if asked.fault == "settings":
         model.set_gradient_divide_factor(2.0)
+    if asked.fault == "hook":
+        model[0].weight.register_hook(torch.zeros_like)
     alone(run, model, asked.fault == "alone first", lambda net: net(torch.zeros(2, 19)))
     return model
 
@@ -94,6 +97,8 @@ def alone(run: elastic.Run, model: Net, is_wanted: bool, gather: Callable[[Net],
 def clipped(model: Net, fault: str) -> Tensor:
     if fault == "sum":
         model[1].up.weight.grad.sub_(model[1].up.weight.grad.sum())
+    if fault == "row":
+        model[1].up.weight.grad[0] = 0
     clip = torch.nn.utils.clip_grad_norm_ if fault == "clip" else elastic.clip_grad_norm_
     return clip(model.parameters(), 0.5)
 
@@ -112,13 +117,14 @@ def main() -> None:
     asked = arguments()
     run = elastic.start(seed=3, global_batch=16, shards=4)
     samples = TensorDataset(torch.randn(160, 19), torch.randint(5, (160,)))
-    model, teacher = built(run, asked), nn.Linear(19, 13).requires_grad_(False)
-    if not asked.replicated:
-        run.fully_shard(teacher)
+    model = built(run, asked)
+    teacher, spare = (nn.Linear(19, 13).requires_grad_(False) for _ in range(2))
+    for module in () if asked.replicated else (teacher, spare)[: 1 if run.world_size == 3 else 2]:
+        run.fully_shard(module)
     kind = torch.optim.Adafactor if asked.fault == "optimizer" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-2)
     kept = elastic.Values(average=None)  # of the parameters, from the first step on
-    state = elastic.State(model=model, optimizer=optimizer, kept=kept, teacher=teacher)
+    state = elastic.State(model=model, optimizer=optimizer, kept=kept, teacher=teacher, spare=spare)
 
     def loss(batch: elastic.Batch) -> Tensor:
         x, y = batch.data
