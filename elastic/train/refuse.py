@@ -112,14 +112,12 @@ def modules(state: State, device: torch.device) -> None:
                 f"expected trained parameters on {device}, found {state.name_of(parameter)} on {where}; "
                 "move the model with .to(run.device) before its optimizer is made"
             )
-        if id(parameter) in sharded:
-            continue
-        if is_sharded(parameter):
+        if is_sharded(parameter) and id(parameter) not in sharded:
             raise UsageError(
                 f"expected whole parameters, found {state.name_of(parameter)} as a DTensor; shard its module by run.fully_shard"
             )
-        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if parameter._post_accumulate_grad_hooks or (is_sharded(parameter) and parameter._backward_hooks):  # noqa: SLF001
             raise UsageError(
-                f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {state.name_of(parameter)}; change gradients "
-                "in the loop's body, after step.mean_loss or step.backward"
+                f"expected gradients that stay as they are until the step's sum, found a hook of {state.name_of(parameter)}; change .grad in the loop's body, "
+                "after step.mean_loss or step.backward"
             )

@@ -35,7 +35,7 @@ def with_hook():
     [
         (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer"),
         (lambda: nn.Embedding.from_pretrained(EXPANDED), r"found model\.layer\.weight exp"),
-        (with_hook, r"hook at model\.layer\.weight"),
+        (with_hook, r"hook of model\.layer\.weight"),
         (lambda: nn.Linear(2, 2, device="meta"), r"found model\.layer\.weight on meta"),
     ],
 )

@@ -1,14 +1,16 @@
 """Numbers that DTensor makes of a sharded tensor do not depend on the world size, or are refused.
 
 It adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
-rows, torch's clip_grad_norm_. These are refused. A minimum or a maximum, counts, and whole tensors
-by `full_tensor()` have the same bits everywhere. It draws random numbers for the rows of each
-rank by themselves, and its `item()` is of these rows; here they are those of the whole tensor.
+rows, torch's clip_grad_norm_. For an operation that is not row by row it gathers rows by itself,
+where writes are lost (`p[0] = 1`). Both are refused. A minimum or a maximum, counts, and whole
+tensors by `full_tensor()` have the same bits everywhere. It draws random numbers for the rows of
+each rank by themselves, and its `item()` is of these rows; here they are those of the whole tensor.
 
-It does not see functions by element that a CPU rounds otherwise at a tensor's end (`pow`).
+It does not see functions of rows that a CPU rounds by their number or place (`pow`, a product).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -37,22 +39,25 @@ def make_alike(meet: Callable[[str], None]) -> None:
     from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 
     # All that DTensor exchanges passes here; with one worker too, where nothing is sent.
-    users: list[Any] = [_api, _dispatch, _redistribute]
+    recipes: list[Any] = [_api, _redistribute]
+    operations: Any = _dispatch
     exchange = _redistribute.redistribute_local_tensor
 
-    def exchanged(tensor: Tensor, current: Any, *arguments: Any, **options: Any) -> Tensor:
+    def exchanged(tensor: Tensor, current: Any, *rest: Any, is_asked: bool = True, **named: Any) -> Tensor:
         of_ranks = {each.reduce_op for each in current.placements if each.is_partial()}
-        if of_ranks - {"min", "max"} and (tensor.is_floating_point() or tensor.is_complex()):
+        is_sum = of_ranks - {"min", "max"} and (tensor.is_floating_point() or tensor.is_complex())
+        if is_sum or (not is_asked and any(each.is_shard() for each in current.placements)):
             raise UsageError(
-                "expected no sum over rows of a sharded tensor, whose bits depend on the number of workers, found one; take x.full_tensor(), or "
-                "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_"
+                "expected operations row by row on a sharded tensor, found another (a sum, p[0] = 1); take x.full_tensor(), "
+                "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_, and write before run.fully_shard"
             )
         if not all(each.is_replicate() for each in current.placements):
             meet("a gather (x.full_tensor(), a full state dict, a number of all rows)")
-        return exchange(tensor, current, *arguments, **options)
+        return exchange(tensor, current, *rest, **named)
 
-    for module in users:
+    for module in recipes:
         module.redistribute_local_tensor = exchanged
+    operations.redistribute_local_tensor = partial(exchanged, is_asked=False)
     dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001
     aten, handlers = torch.ops.aten, dispatcher._custom_op_handlers  # noqa: SLF001
     handlers[aten._local_scalar_dense.default] = _number  # noqa: SLF001
