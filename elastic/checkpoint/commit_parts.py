@@ -57,7 +57,8 @@ class OfferedPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartsCommit:
     """What a node does for a checkpoint of `of` parts. checksum: of the whole state. has_digest:
-    the record is to have its digest, for which the node of the first part reads all of it.
+    the record is to have its digest, for which the node of the first part reads all of it, or if it
+    stays away another one.
     """
 
     store: Store
@@ -85,20 +86,21 @@ class PartsCommit:
         known: dict[int, Part] = {}
         missing = self._await(write, known, COPIES_S + own_s)
         copies = [each for each in parts if each.is_copy and each.number in missing]
+        if not stored_bytes:  # by an earlier try, which tells no time
+            own_s = save_limit_s(0.0, sum(each.payload.size_bytes for each in own))
+        others_s = OTHERS_S + own_s * self.of / max(1, len(own))
         if missing:
             self._store_all(write, copies)
-            if not stored_bytes:  # by an earlier try, which tells no time
-                own_s = save_limit_s(0.0, sum(each.payload.size_bytes for each in own))
-            all_s = own_s * self.of / max(1, len(own))
-            missing = self._await(write, known, OTHERS_S + all_s)
+            missing = self._await(write, known, others_s)
         if missing:
             waited_s = self.clock.monotonic() - began_s
             raise StoreFailed(
                 f"the parts of ranks {', '.join(map(str, missing))} were not stored within {waited_s:.0f} s; "
                 "did their nodes, or uploaders, die?"
             )
-        is_first = any(each.number == 0 for each in (*own, *copies))
-        return self._committed(write, tuple(known[number] for number in range(self.of)), is_first=is_first)
+        if not self.has_digest or any(each.number == 0 for each in (*own, *copies)):
+            others_s = 0.0
+        return self._committed(write, tuple(known[number] for number in range(self.of)), others_s)
 
     def _store_all(self, write: Write, parts: Sequence[OfferedPart]) -> int:
         """Those that are not there, all at once; returns how many bytes."""
@@ -149,8 +151,8 @@ class PartsCommit:
                     pause_s = min(1.1 * pause_s, LONGEST_POLL_S)
         return [number for number in range(self.of) if number not in known]
 
-    def _committed(self, write: Write, parts: tuple[Part, ...], *, is_first: bool) -> Committed:
-        """The checkpoint of these parts, which are stored. is_first: by this node, the first."""
+    def _committed(self, write: Write, parts: tuple[Part, ...], others_s: float) -> Committed:
+        """The checkpoint of these parts, which are stored. others_s: another node may take it."""
         name = f"{write.folder}/{COMMIT}"
         size_bytes, sha256 = sums_of(parts)
         hashes = Hashes(digest="", sha256=sha256, checksum=self.checksum)
@@ -160,11 +162,12 @@ class PartsCommit:
                 return Committed(record=other, is_ours=False, difference=other_state_text(other))
             if other.digest or not self.has_digest:
                 return Committed(record=other, is_ours=False, difference="")
+        until_s = self.clock.monotonic() + others_s
         while True:
             with suppress(StoreUnavailable):
                 if (data := read_small(self.store, name, self.clock)) is not None:
                     return Committed(record=parse(data), is_ours=False, difference="")
-                if is_first or not self.has_digest:
+                if self.clock.monotonic() >= until_s:
                     break
             write.check_may_go_on()
             self.clock.sleep(LONGEST_POLL_S)

@@ -186,11 +186,10 @@ PARTS = cut({f"m.{number}": torch.arange(9.0) + number for number in range(4)}, 
 def commit(store, *, own, copies=(), has_digest=False, step=7, checksum="c" * 64):
     """As the uploader of one of the nodes, with time that waits for nobody."""
     clock = FakeClock()
-    save = Save(run_id="r", step=step, generation=1)
     limits = WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False)
     state = {"of": len(PARTS), "checksum": checksum, "has_digest": has_digest}
     write = {"limits": limits, "clock": clock, "reached": lambda _: None}
-    parts_commit = PartsCommit(store=store, save=save, **state, **write)
+    parts_commit = PartsCommit(store=store, save=Save(run_id="r", step=step, generation=1), **state, **write)
     offered = []
     with in_memory_file(b"".join(PARTS)) as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit_parts, "COPIES_S", 0.0)
@@ -198,9 +197,8 @@ def commit(store, *, own, copies=(), has_digest=False, step=7, checksum="c" * 64
         for number in (*own, *copies):
             at, size_bytes = sum(map(len, PARTS[:number])), len(PARTS[number])
             payload = type(file)(fd=file.fd, offset=at, size_bytes=size_bytes)
-            hashes = partial(hashes_of, PARTS[number])
-            is_copy = number in copies
-            offered.append(OfferedPart(number=number, payload=payload, hashes=hashes, is_copy=is_copy))
+            part = {"number": number, "payload": payload, "is_copy": number in copies}
+            offered.append(OfferedPart(**part, hashes=partial(hashes_of, PARTS[number])))
         return parts_commit.commit(offered)
 
 
@@ -223,6 +221,8 @@ def test_the_node_of_the_last_part_makes_the_checkpoint():
     assert again.is_ours and again.record.digest == digest_of(store, done.record, FakeClock())
     other = commit(store, own=[0, 1, 2], checksum="d" * 64)
     assert not other.is_ours and "with another state" in other.difference
+    tried(late := FakeStore(), own=[0], has_digest=True)  # and goes away before it has made the digest
+    assert commit(late, own=[1], copies=[2], has_digest=True).record.digest == again.record.digest
     kept = bytearray()
 
     def keeps(header):
