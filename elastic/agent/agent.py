@@ -33,9 +33,10 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.store_socket import StoreSockets
-from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT, REHEARSAL
+from elastic.rendezvous.transitions import DIVERGED, FAILURE, NODE_JOINED, NODE_LEFT, NODE_LOST, REHEARSAL
 from elastic.system.leave_deadline import Share
 
+FAULTS = FAILURE, NODE_LOST
 WORKER_POLL_S = 0.02
 # Before the group's first answer in a generation.
 NOTHING_KNOWN = GroupView(open=True, fenced=False, newcomers=(), lost=(), ended=None, cause="", failure=None)
@@ -104,7 +105,7 @@ class NodeAgent:
         """Returns how the run ended for this node, or None where another generation follows."""
         parts = self._parts
         try:
-            entered = parts.group.join(meanwhile=self._wait_for_others)
+            entered = parts.group.join(lambda: self._leaving() is not None, meanwhile=self._wait_for_others)
             return self._watch(self._start_workers(entered), entered)
         except Interrupted:
             self.others_go_on = leave_group(parts, self.last_step)
@@ -208,7 +209,17 @@ class NodeAgent:
     def _ends_the_wait(self) -> bool:
         # The state that this node has may have to be saved before there is a generation.
         self._parts.revive_uploader()
-        return self._parts.shutdown.reason is not None
+        return self._leaving() is not None
+
+    def _leaving(self, *, is_whole: bool = False) -> str | None:
+        """Why this node was asked to leave, once it is to. is_whole: its generation trains, or has
+        ended as planned. Else, of a state in parts, it first lets the workers of the next one save
+        what other nodes alone have some parts of, if that comes in time: one of them may be dead.
+        """
+        parts, newest = self._parts, self._parts.memory.newest
+        lacks_parts = newest is not None and len({each.number for each in newest.info.parts}) < newest.info.of
+        stays = lacks_parts and not is_whole and not parts.shutdown.is_over(Share.JOIN)
+        return None if stays else parts.shutdown.reason
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""
@@ -229,7 +240,7 @@ class NodeAgent:
             fenced=view.fenced,
             closed=None if view.open else view.cause,
             newcomers=parts.group.admits(view),
-            leaving=shutdown.reason,
+            leaving=self._leaving(is_whole=parts.has_begun and (view.open or view.cause not in FAULTS)),
             drain_is_over=shutdown.is_over(Share.DRAIN),
             is_plain=not settings.imports_library,
             has_begun=parts.has_begun,

@@ -119,10 +119,10 @@ class GroupClient:
                 self._told = step
         return call()
 
-    def join(self, *, meanwhile: Callable[[], object]) -> Generation:
+    def join(self, leaves: Callable[[], bool], *, meanwhile: Callable[[], object]) -> Generation:
         """The next generation with this node, whose workers must be stopped.
 
-        meanwhile: called several times a second. A request to leave ends the wait. Raises what
+        leaves: whether the wait is to end. meanwhile: called several times a second. Raises what
         `Rendezvous.join` raises, Interrupted also where the rendezvous does not answer
         within the share of a drain, and RendezvousTimeout where this node does not reach those
         that serve the stores.
@@ -130,7 +130,7 @@ class GroupClient:
         self._polled = None
         if self._is_given_up:
             raise Interrupted
-        joined = self._calls.submit(self._join_reached)
+        joined = self._calls.submit(self._join_reached, leaves)
         while not wait([joined], JOIN_S).done:
             meanwhile()
             if self.shutdown.is_over(Share.DRAIN):
@@ -140,9 +140,9 @@ class GroupClient:
         self._reached_s = self.clock.monotonic()
         return generation
 
-    def _join_reached(self) -> Generation:
+    def _join_reached(self, leaves: Callable[[], bool]) -> Generation:
         while True:
-            generation = self.rendezvous.join(lambda: self.shutdown.reason is not None)
+            generation = self.rendezvous.join(leaves)
             if not generation.rank_of_node or self._reaches_store(generation):
                 return generation
 

@@ -42,6 +42,7 @@ class _Words(ctypes.Structure):
 class Share(Enum):
     """The part of the grace that is over when a task is given up."""
 
+    JOIN = 0.4  # a node that has not all parts of its state is in the next generation
     DRAIN = 0.5  # the workers finish their step, or end by themselves
     GROUP = 0.75  # the other nodes are told
     SAVE = 0.88  # a checkpoint holds the newest state

@@ -1,6 +1,7 @@
 """Bad input ends with exit 2, a sentence (expected, found, what to do), and nothing written."""
 
 import shutil
+import sys
 from unittest.mock import Mock
 
 import fsspec
@@ -32,6 +33,7 @@ def refused(drill):
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
         (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:NAME,...]"),
+        (["--tensorboard", "s3://bucket/board"], "expected a folder, found --tensorboard"),
         (["--", "--global-batch", "30"], "found 4 and 30; try 4 and 32"),
         (["--", "--no-such-setting"], "ended with exit code 2 in elastic.start or before it"),
     ],
@@ -66,10 +68,13 @@ def test_another_runs_directory_is_refused_with_differences(refused, drill, reci
 
 
 def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, printed):
-    """The library for s3:// is not installed, and fsspec raises ImportError."""
+    """The library for s3:// is not installed, and fsspec raises ImportError; nor tensorboardX."""
     missing = Mock(side_effect=ImportError("Install s3fs to access S3"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+    monkeypatch.setitem(sys.modules, "elastic.report.tensorboard", None)
     said = printed(2, recipes / "tiny.py", "--run-dir", "s3://bucket/run")
     assert "pip install elastic-train[s3]" in said
+    said = printed(2, recipes / "tiny.py", "--tensorboard", "board")
+    assert "pip install --force-reinstall 'elastic-train[tensorboard]'" in said
     assert not list(tmp_path.iterdir())

@@ -157,20 +157,3 @@ def test_a_step_whose_line_another_node_has_is_reported_later(drill, tracked):
     assert [line["step"] for line in run_records.lines(drill.run.metrics)] == list(range(1, STEPS + 1))
     found = [(each["step"], each["in_generation"]) for each in reports(drill)]
     assert found == [(step, 1 if step < 9 else 2) for step in range(1, STEPS + 1)]
-
-
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("s3://bucket/board", "expected a folder, found --tensorboard"),
-        ("board", "pip install --force-reinstall 'elastic-train[tensorboard]'"),
-    ],
-)
-def test_a_tensorboard_that_cannot_be_written_is_refused(
-    where, says, recipes, printed, tmp_path, monkeypatch
-):
-    """No folder, or a tensorboardX that cannot be imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "elastic.report.tensorboard", None)
-    assert says in printed(2, recipes / "tiny.py", "--tensorboard", where)
-    assert not [*tmp_path.iterdir()]

@@ -197,8 +197,8 @@ def test_a_node_enters_where_the_machine_of_the_store_answers(there, answers, is
     rendezvous.join, rendezvous.watch = join, lambda: replace(WATCH, open=is_open)
     monkeypatch.setattr(group_client.socket, "create_connection", connect)
     if entered is not None:
-        assert client.join(meanwhile=lambda: None) is joined[entered]
+        assert client.join(lambda: False, meanwhile=lambda: None) is joined[entered]
         return
     with pytest.raises(RendezvousTimeout, match=r"store of generation 2 at a:1 .* within 10 s.*timed out"):
-        client.join(meanwhile=lambda: None)
+        client.join(lambda: False, meanwhile=lambda: None)
     assert 10 <= clock.now - began_s < 11 and len(joined) == 1
