@@ -114,7 +114,7 @@ def modules(state: State, device: torch.device) -> None:
             )
         if is_sharded(parameter) and id(parameter) not in sharded:
             raise UsageError(
-                f"expected whole parameters, found {state.name_of(parameter)} as a DTensor; shard its module by run.fully_shard"
+                f"expected whole parameters, found {state.name_of(parameter)} as a DTensor; shard its module by run.fully_shard, and load without assign=True"
             )
         if parameter._post_accumulate_grad_hooks or (is_sharded(parameter) and parameter._backward_hooks):  # noqa: SLF001
             raise UsageError(

@@ -6,6 +6,7 @@ import pytest
 
 RECIPE = "sharded.py"
 EVERY_STEP = "--snapshot-every", "1"
+NODE_0 = "--faults", "step 12 node 0: kill"
 
 
 @pytest.fixture
@@ -99,6 +100,21 @@ def test_a_node_dies_with_the_parts_of_its_ranks(drill, starts, replicated, copi
     assert (rejected in left.output) == (copies == "1")
 
 
+def test_a_node_leaves_as_another_dies(drill, starts, replicated):
+    """The third one lacks what both have: the drain of the next generation saves it."""
+    drill.shut(11, 13)
+    nodes = [starts("--max-nodes", "3", *EVERY_STEP, *NODE_0) for _ in range(3)]
+    drill.stands(11, ranks=3)
+    drill.open(11)
+    drill.happens("generation_started", cause="node lost")
+    leaver, other = (each for each in nodes if each.process.poll() is None)
+    leaver.signal(15)
+    drill.open(13)
+    leaver.ends_with(75)
+    is_like(drill, other, replicated())
+    assert {lost for (lost,) in drill.values("restored", "lost_steps")} == {0}
+
+
 DAMAGES = {
     "torn": lambda part: part.write_bytes(part.read_bytes()[:-1]),
     "missing": lambda part: part.unlink(),
@@ -156,6 +172,7 @@ REFUSED = {
     "memory": "the gradient of sharded module",  # of a backward, which an audit finds
     "clip": "elastic.clip_grad_norm_ for torch.nn.utils.clip_grad_norm_",
     **dict.fromkeys(["sum", "row"], "expected operations row by row on a sharded tensor"),
+    "data": "found p.data = x, which torch takes and forgets",
     "hook": "found a hook of model.0.weight",
     "settings": "expected a sharded module whose sums are the run's",
     "optimizer": "expected an optimizer that updates each number by itself",
@@ -177,6 +194,5 @@ def test_what_would_depend_on_the_world_size_is_refused(drill, starts, fault):
 
 def test_under_torchrun_the_script_ends_well(drill, recipes):
     command = "-m torch.distributed.run --nproc-per-node 2 --standalone"
-    drill.execute(
-        [sys.executable, *command.split(), str(recipes / RECIPE)], {"ELASTIC_RUN_DIR": drill.run.url}
-    ).ends_with(0)
+    words = [sys.executable, *command.split(), str(recipes / RECIPE)]
+    drill.execute(words, {"ELASTIC_RUN_DIR": drill.run.url}).ends_with(0)

@@ -283,9 +283,9 @@ def test_a_failed_save_makes_room_for_the_next(operation, is_late_first):
         prune(store, FakeClock(), run_id="r", keep=1, step=7, **alone)
 
     sweep = partial(tried, store, own=[0], step=9)
-    one, other = (late, sweep) if is_late_first else (sweep, late)
-    store.before = lambda *_: other() if next(at) == operation else None
-    one()
+    first, second = (late, sweep) if is_late_first else (sweep, late)
+    store.before = lambda *_: second() if next(at) == operation else None
+    first()
     store.before = lambda *_: None
     assert list_commits(store, FakeClock())[0] and verify(store, FakeClock()) == []
     commit(store, own=[0, 1, 2], step=10)

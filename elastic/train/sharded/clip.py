@@ -54,11 +54,8 @@ def squares_of_rows(gradients: Sequence[Tensor]) -> list[Tensor]:
     if sharded := [number for number, each in enumerate(gradients) if is_sharded(each)]:
         mesh: Any = gradients[sharded[0]].device_mesh  # type: ignore[attr-defined]
         most = [-(-gradients[number].shape[0] // mesh.size()) for number in sharded]
-        padded = [
-            pad(found[number], (0, rows - len(found[number])))
-            for number, rows in zip(sharded, most, strict=True)
-        ]
-        own = torch.cat(padded)
+        rows = zip((found[number] for number in sharded), most, strict=True)
+        own = torch.cat([pad(each, (0, size - len(each))) for each, size in rows])
         every = own.new_empty(mesh.size() * len(own))
         with peers_may_die("the norm of gradients"), gathering():
             all_gather(every, own, group=mesh.get_group())

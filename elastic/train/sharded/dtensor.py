@@ -2,9 +2,10 @@
 
 It adds up partial sums of ranks in an order that depends on their number: a norm, a mean over
 rows, torch's clip_grad_norm_. For an operation that is not row by row it gathers rows by itself,
-where writes are lost (`p[0] = 1`). Both are refused. A minimum or a maximum, counts, and whole
-tensors by `full_tensor()` have the same bits everywhere. It draws random numbers for the rows of
-each rank by themselves, and its `item()` is of these rows; here they are those of the whole tensor.
+where writes are lost (`p[0] = 1`), as is `p.data = x`. These are refused. A minimum or a maximum,
+counts, and whole tensors by `full_tensor()` have the same bits everywhere. It draws random numbers
+for the rows of each rank by themselves, and its `item()` is of these rows; here they are those of
+the whole tensor.
 
 It does not see functions of rows that a CPU rounds by their number or place (`pow`, a product).
 """
@@ -58,9 +59,12 @@ def make_alike(meet: Callable[[str], None]) -> None:
     for module in recipes:
         module.redistribute_local_tensor = exchanged
     operations.redistribute_local_tensor = partial(exchanged, is_asked=False)
-    dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001
+    kind: Any = DTensor
+    dispatcher = kind._op_dispatcher  # noqa: SLF001
     aten, handlers = torch.ops.aten, dispatcher._custom_op_handlers  # noqa: SLF001
-    handlers[aten._local_scalar_dense.default] = _number  # noqa: SLF001
+    for each in (aten._local_scalar_dense, aten.any, aten.all):  # noqa: SLF001
+        handlers[each.default] = _of_all_rows
+    kind.data = property(kind.data.__get__, _refuse_data)
     known = dispatcher.sharding_propagator
     for operation in (*known.op_strategy_funcs, *known.op_single_dim_strategy_funcs):
         if torch.Tag.nondeterministic_seeded in operation.tags:
@@ -69,9 +73,15 @@ def make_alike(meet: Callable[[str], None]) -> None:
         handlers |= {getattr(packet, name): _drawn for name in packet.overloads()}
 
 
-def _number(operation: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:
-    """`item()`, float() and bool(), which torch takes of this rank's rows, or of its own sum."""
+def _of_all_rows(operation: Any, arguments: tuple[Any, ...], _: dict[str, Any]) -> Any:
+    """any(), all(), and `item()`, which torch takes of this rank's rows, or of its own sum."""
     return operation(arguments[0].full_tensor())
+
+
+def _refuse_data(*_: Any) -> NoReturn:
+    raise UsageError(
+        "expected p.copy_(x) below torch.no_grad() for a sharded tensor, found p.data = x, which torch takes and forgets"
+    )
 
 
 def _drawn(operation: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -57,7 +57,7 @@ def check(optimizer: Optimizer) -> None:
             reason = f"a trial failed with {type(error).__name__}: {error}"
         raise UsageError(
             f"expected an optimizer that updates each number by itself, for sharded parameters, found {type(optimizer).__name__} ({reason}); take "
-            "AdamW, SGD or another one by element, without fused=True on CPUs, or leave out run.fully_shard"
+            "AdamW, SGD or another one by element, on CPUs in 32 bits, unfused, or leave out run.fully_shard"
         )
 
 

@@ -110,9 +110,8 @@ class _Regrouping:
 
     def exchange(self, holders: dict[int, int], held: dict[int, _Held]) -> None:
         me, division = self._groups.rank, self.division
-        for of_rank in self._groups.all_gather(
-            {n: s for h, _ in held.values() for n, s in h.strides.items()}
-        ):
+        own = {name: each for header, _ in held.values() for name, each in header.strides.items()}
+        for of_rank in self._groups.all_gather(own):
             self._strides |= {name: list(each) for name, each in of_rank.items()}
 
         def shared(number: int, rank: int) -> list[tuple[str, range, range]]:

@@ -105,9 +105,7 @@ class PartSnapshotting(Snapshotting):
         slots, slot = found
         starts = [] if self._leader is None else starts_of(self._places, self._leader, sizes)
         body = memoryview(b"") if slots is None else slots.body(slot)
-        written = {
-            place.number: body[at : at + sizes[place.number]] for place, at in starts if place.writer == me
-        }
+        written = {p.number: body[at : at + sizes[p.number]] for p, at in starts if p.writer == me}
         if me not in written and len(self._scratch) < layout.size_bytes:  # no slot of this rank's takes it
             self._scratch = memoryview(bytearray(with_slack(layout.size_bytes)))
         at = next((at for place, at in starts if place.number == place.writer == me), 0)
@@ -126,13 +124,10 @@ class PartSnapshotting(Snapshotting):
             return None
         parts = tuple(
             SnapshotPart(
-                number=place.number,
-                start=at,
-                size_bytes=sizes[place.number],
-                checksum=checksums[place.number],
-                is_copy=place.is_copy,
+                number=n, start=at, size_bytes=sizes[n], checksum=checksums[n], is_copy=place.is_copy
             )
             for place, at in starts
+            for n in [place.number]
         )
         info = replace(info, of=groups.world_size, parts=parts)
         snapshot = slots.publish(slot, size_bytes=parts[-1].end, info=info)

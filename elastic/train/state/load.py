@@ -116,9 +116,10 @@ def load_stateful(name: str, thing: Any, flat: FlatState, copies: SharedCopies) 
 
 
 def _share(tensor: Any, other: Any) -> None:
-    tensor.data = other.data
-    if is_sharded(tensor):
-        tensor._local_tensor, tensor._spec = local(other), other._spec  # noqa: SLF001 - `.data` leaves them
+    if is_sharded(tensor):  # whose `.data` is no way to it
+        tensor._local_tensor, tensor._spec = local(other), other._spec  # noqa: SLF001
+    else:
+        tensor.data = other.data
 
 
 def sharded_like(

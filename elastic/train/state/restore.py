@@ -169,11 +169,7 @@ class Restorer:
         info, numbers = snapshot.info, [each.number for each in snapshot.images]
         parts = tuple(each for each in numbers if (snapshot.seq, each) not in self._spoiled)
         return OfferedSnapshot(
-            step=info.step,
-            checksum=info.checksum,
-            generation=info.generation,
-            of=info.of,
-            parts=parts,
+            step=info.step, checksum=info.checksum, generation=info.generation, of=info.of, parts=parts
         )
 
     def _try(self, candidate: Candidate, known: Divergence | None) -> ResumePoint | str:
