@@ -24,7 +24,7 @@ def test_shares_follow_each_other_and_end_with_the_grace(asked_s, forced_s, grac
     shares = [known.until_s(share) for share in Share]
     assert shares == sorted(shares) and shares[-1] <= known.killed_s <= asked_s + grace_s + OVERTIME_S
     if forced_s is None:
-        assert (shares[0], shares[-1]) == (asked_s + grace_s / 2, asked_s + grace_s)
+        assert (known.until_s(Share.DRAIN), shares[-1]) == (asked_s + grace_s / 2, asked_s + grace_s)
     else:
         assert known.killed_s <= forced_s
 

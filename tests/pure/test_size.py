@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 # Of code lines: those with a token that is neither comment nor docstring.
 # Sharded state may take 1 800 lines in all, the parts of other rooms that know of it included.
-MOST_LINES = {"elastic": 22_308, "elastic/train elastic/proof": 6_872, "tests": 19_785}
+MOST_LINES = {"elastic": 22_307, "elastic/train elastic/proof": 6_867, "tests": 19_783}
 MOST_FILES = {"elastic": 219, "elastic/train elastic/proof": 55}
 MOST_WORDS = 19_150  # of README and docs, without decisions and the table that `make proof` makes
 LONGEST_NAME = 60  # of a test

@@ -118,9 +118,8 @@ def test_a_leaving_agent_waits_for_no_imports():
         waited.append(interrupted())
 
     agent = NodeAgent.__new__(NodeAgent)
-    agent._parts = SimpleNamespace(
-        shutdown=shutdown, spawner=SimpleNamespace(renew=renew), revive_uploader=lambda: revived.append(1)
-    )
+    parts = {"spawner": SimpleNamespace(renew=renew), "revive_uploader": lambda: revived.append(1)}
+    agent._parts = SimpleNamespace(**parts, shutdown=shutdown, memory=SimpleNamespace(newest=None))
     agent._generation, agent._standbys = None, SimpleNamespace(close=lambda: None)
     agent._join_and_train = lambda: RunEnd(exit_code=75, reason="")
     agent.run()
