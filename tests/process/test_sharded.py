@@ -181,7 +181,7 @@ REFUSED = {
     **dict.fromkeys(["some first", "some last"], "expected gradients in every shard or in none"),
     "order": "expected every worker to use the sharded modules in one order",
     "torch": "shard its module by run.fully_shard",
-    **dict.fromkeys(["alone first", "alone in it", "alone last"], "found rank 1 go on without it"),
+    **dict.fromkeys(["alone first", "alone in it", "alone last"], "make each such call on all of them"),
 }
 
 

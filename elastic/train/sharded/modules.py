@@ -123,7 +123,7 @@ class ShardedModules:
 
     def goes_on(self) -> None:
         """Tell that what all do next gathers nothing for the recipe. Raises PeerLost."""
-        self._tell("other things")
+        self._tell("other work")
 
     def meet(self, what: str = "a forward") -> None:
         """Before gathers of the recipe's own code, which a rank that has gone on would take for
@@ -141,8 +141,8 @@ class ShardedModules:
             while set(there := [self._thing(told) for told in self._groups.told_by_all(TOLD)]) != {what}:
                 if past := [rank for rank, thing in enumerate(there) if thing not in (what, "")]:
                     raise UsageError(
-                        f"expected {what} of sharded modules on all workers, which hold the parameters together, found rank {past[0]} go on without it; "
-                        "make the call on each of them, not below `if run.is_first:`"
+                        f"expected {what} of sharded modules on all workers, which hold the parameters together, found rank {past[0]} at "
+                        f"{there[past[0]]}; make each such call on all of them, not below `if run.is_first:`"
                     )
                 SystemClock.sleep(POLL_S)
 
